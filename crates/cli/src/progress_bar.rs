@@ -1,0 +1,129 @@
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use indicatif::{ProgressBar, ProgressStyle};
+use trommel_storage::Source;
+use trommel_worker::Progress;
+
+/// The bar on the screen, so that log lines can be written above it.
+static ON_SCREEN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// A progress bar with count, rate, ETA and failures, redrawn ten times a second until dropped.
+pub(crate) struct Bar {
+    redrawn: tokio::task::JoinHandle<()>,
+    counting: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Bar {
+    /// Shows a bar on standard error, or none where that is no terminal or `quiet` is set.
+    ///
+    /// The job itself lists no faster than it works. For an ETA from the start, `source` is listed
+    /// once more beside it, where that is possible.
+    pub(crate) fn show(
+        progress: &Arc<Progress>,
+        source: Option<Arc<dyn Source>>,
+        quiet: bool,
+    ) -> Option<Self> {
+        if quiet || !io::stderr().is_terminal() {
+            return None;
+        }
+        let bar = ProgressBar::no_length();
+        *ON_SCREEN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        let counted = Arc::new(OnceLock::new());
+        let counting = source.map(|source| tokio::spawn(count(source, Arc::clone(&counted))));
+        let progress = Arc::clone(progress);
+        let redrawn = tokio::spawn(async move {
+            loop {
+                redraw(&bar, &progress, counted.get().copied());
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        Some(Self { redrawn, counting })
+    }
+}
+
+/// Counts the images of a source; an error there is the job's to tell.
+async fn count(source: Arc<dyn Source>, counted: Arc<OnceLock<u64>>) {
+    let mut listing = source.list();
+    let mut images = 0;
+    while let Some(found) = listing.next().await {
+        if found.is_err() {
+            return;
+        }
+        images += 1;
+    }
+    counted.get_or_init(|| images);
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.redrawn.abort();
+        if let Some(counting) = &self.counting {
+            counting.abort();
+        }
+        if let Some(bar) = ON_SCREEN
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
+    let done = progress.ok() + progress.failed();
+    let known = progress.total().or(counted);
+    let style = match known {
+        Some(_) => "{bar:30.cyan/blue} {human_pos}/{human_len} images  {per_sec}  ETA {eta}{msg}",
+        None => "{spinner} {human_pos} images  {per_sec}  {msg}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style.progress_chars("━╸─").with_key("per_sec", per_second));
+    }
+    if let Some(total) = known {
+        // The rate counts this run's images alone, so the bar's length leaves out the others.
+        bar.set_length(total.saturating_sub(progress.resumed()));
+    }
+    bar.set_position(done);
+    let mut message = String::new();
+    if known.is_none() {
+        message = format!("{} found, listing", progress.listed());
+    }
+    if progress.failed() > 0 {
+        message.push_str(&format!("  {} failed", progress.failed()));
+    }
+    if progress.resumed() > 0 {
+        message.push_str(&format!("  {} done before", progress.resumed()));
+    }
+    bar.set_message(message);
+    bar.tick();
+}
+
+fn per_second(state: &indicatif::ProgressState, out: &mut dyn std::fmt::Write) {
+    write!(out, "{:.0}/s", state.per_sec()).expect("a string takes all that is written");
+}
+
+/// Writes lines to standard error, above the bar if one is shown.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let bar = ON_SCREEN
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match bar {
+            Some(bar) => bar.suspend(|| io::stderr().write_all(line))?,
+            None => io::stderr().write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}

@@ -1,0 +1,39 @@
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Returns a token that fires at the first SIGINT or SIGTERM. The second one ends the process at
+/// once: what is committed stays, what is in hand is lost and done again by the next run.
+pub(crate) fn on_signal() -> Result<CancellationToken> {
+    let mut interrupts = listen(SignalKind::interrupt())?;
+    let mut terminations = listen(SignalKind::terminate())?;
+    let token = CancellationToken::new();
+    let stop = token.clone();
+    tokio::spawn(async move {
+        either(&mut interrupts, &mut terminations).await;
+        say("stopping: finishing what is in hand; once more to stop at once");
+        stop.cancel();
+        either(&mut interrupts, &mut terminations).await;
+        say("stopped at once; the same command resumes from what is committed");
+        std::process::exit(130);
+    });
+    Ok(token)
+}
+
+fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).context("failed to listen for signals")
+}
+
+async fn either(interrupts: &mut Signal, terminations: &mut Signal) {
+    tokio::select! {
+        _ = interrupts.recv() => {}
+        _ = terminations.recv() => {}
+    }
+}
+
+fn say(what: &str) {
+    // Nowhere is left to report that standard error is closed.
+    drop(writeln!(crate::progress_bar::LogWriter, "trommel: {what}"));
+}

@@ -1,0 +1,68 @@
+use std::fmt;
+
+use thiserror::Error;
+
+/// Why a model could not be opened, or an image not be classified.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct InferError {
+    kind: InferErrorKind,
+    message: String,
+}
+
+/// What went wrong, for code that must decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum InferErrorKind {
+    /// ONNX Runtime's library is missing or does not load.
+    Runtime,
+    /// A setting has no meaning, such as a batch of no images or a device called `gpu`.
+    Settings,
+    /// The device is not there, or this build of ONNX Runtime cannot use it.
+    Device,
+    /// The model's folder or one of its files is missing or cannot be read.
+    ModelMissing,
+    /// The model's configuration contradicts itself, the model, or the plan for its images.
+    ModelConfig,
+    /// The file is no model that ONNX Runtime reads, or no image classifier.
+    NotClassifier,
+    /// The pixels handed over are not of the model's shape.
+    Pixels,
+    /// The model failed on this image, also when run alone.
+    ModelFailed,
+    /// The device failed in a way that no other image will survive.
+    DeviceLost,
+    /// The engine has stopped; it classifies nothing more.
+    EngineStopped,
+}
+
+impl InferError {
+    pub(crate) fn new(kind: InferErrorKind, message: impl fmt::Display) -> Self {
+        Self {
+            kind,
+            message: message.to_string(),
+        }
+    }
+
+    /// What went wrong, for code that must decide.
+    pub fn kind(&self) -> InferErrorKind {
+        self.kind
+    }
+
+    /// Whether every later image would fail too, so that the process should end.
+    pub fn is_fatal(&self) -> bool {
+        matches!(
+            self.kind,
+            InferErrorKind::DeviceLost | InferErrorKind::EngineStopped
+        )
+    }
+}
+
+/// The first line of what ONNX Runtime says, without its full stop, to stand inside a sentence.
+pub(crate) fn reason(error: &(impl fmt::Display + ?Sized)) -> String {
+    let text = error.to_string();
+    let line = text
+        .lines()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("no reason given");
+    line.trim().trim_end_matches('.').to_owned()
+}

@@ -1,0 +1,152 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::{Activation, Device, Layout, TensorInfo};
+
+/// Everything there is to tell about a model. Displays as lines for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModelInfo {
+    /// The name of its folder.
+    pub name: String,
+    /// The first 12 digits of `sha256`.
+    pub version: String,
+    /// SHA-256 of the file, followed by the external data if there is some, in hex.
+    pub sha256: String,
+    /// The ONNX file.
+    pub file: PathBuf,
+    /// Files beside it that hold weights.
+    pub external_data: Vec<String>,
+    /// Size of all these files.
+    pub bytes: u64,
+    /// Number of weights.
+    pub parameters: u64,
+    /// The type of most weights, such as `f32` or `i8`; `none` if there are none.
+    pub precision: String,
+    /// Version of the file format.
+    pub ir_version: u64,
+    /// Versions of the operator sets by domain.
+    pub opsets: BTreeMap<String, u64>,
+    /// The program that exported it.
+    pub producer: String,
+    /// What the model takes.
+    pub inputs: Vec<TensorInfo>,
+    /// What the model gives.
+    pub outputs: Vec<TensorInfo>,
+    /// The order of values in its input.
+    pub layout: Layout,
+    /// The number of images that it always runs at once, if it runs no other.
+    pub fixed_batch: Option<usize>,
+    /// The output that holds the classes.
+    pub classes_output: String,
+    /// How that output becomes scores.
+    pub activation: Activation,
+    /// Number of classes.
+    pub labels: usize,
+    /// The names of the first few.
+    pub first_labels: Vec<String>,
+    /// Where it runs.
+    pub device: Device,
+    /// The library that runs it.
+    pub onnxruntime: PathBuf,
+}
+
+impl fmt::Display for ModelInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let more = if self.labels > self.first_labels.len() {
+            ", …"
+        } else {
+            ""
+        };
+        let opsets: Vec<_> = self
+            .opsets
+            .iter()
+            .map(|(domain, version)| format!("{domain} {version}"))
+            .collect();
+        writeln!(f, "model       {} (version {})", self.name, self.version)?;
+        writeln!(
+            f,
+            "file        {}, {}",
+            self.file.display(),
+            Bytes(self.bytes)
+        )?;
+        for name in &self.external_data {
+            writeln!(f, "weights in  {name}")?;
+        }
+        writeln!(f, "sha256      {}", self.sha256)?;
+        writeln!(
+            f,
+            "weights     {}, most of them {}",
+            self.parameters, self.precision
+        )?;
+        writeln!(
+            f,
+            "format      ONNX IR {}, operators {}, written by {}",
+            self.ir_version,
+            opsets.join(", "),
+            if self.producer.is_empty() {
+                "an unnamed program"
+            } else {
+                &self.producer
+            }
+        )?;
+        for input in &self.inputs {
+            writeln!(f, "input       {input} ({})", self.layout)?;
+        }
+        for output in &self.outputs {
+            let used = if output.name == self.classes_output {
+                "classes"
+            } else {
+                "not used"
+            };
+            writeln!(f, "output      {output} ({used})")?;
+        }
+        match self.fixed_batch {
+            Some(batch) => writeln!(f, "batch       always {batch}, padded when there are fewer")?,
+            None => writeln!(f, "batch       any")?,
+        }
+        writeln!(f, "scores      {}", self.activation)?;
+        writeln!(
+            f,
+            "labels      {} ({}{more})",
+            self.labels,
+            self.first_labels.join(", ")
+        )?;
+        writeln!(f, "device      {}", self.device)?;
+        write!(f, "runtime     {}", self.onnxruntime.display())
+    }
+}
+
+/// A size in the unit that people would use.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0 as f64;
+        match self.0 {
+            0..1_000 => write!(f, "{} B", self.0),
+            1_000..1_000_000 => write!(f, "{:.1} KB", bytes / 1e3),
+            1_000_000..1_000_000_000 => write!(f, "{:.1} MB", bytes / 1e6),
+            _ => write!(f, "{:.1} GB", bytes / 1e9),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_in_the_unit_people_use() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_500, "1.5 KB"),
+            (10_200_000, "10.2 MB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,357 @@
+use std::fmt;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::sync::{Semaphore, oneshot};
+use trommel_types::Scores;
+
+use crate::backend::Backend;
+use crate::former::Former;
+use crate::stats::Counters;
+use crate::{EngineOptions, EngineStats, InferError, InferErrorKind};
+
+/// Threads that each own a backend, and the batch former that they take from.
+pub(crate) struct Instances {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// When all threads were ready.
+    since: Instant,
+}
+
+/// What callers and threads share.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// Told when a batch has closed, when one begins to form, and when the phase changes.
+    changed: Condvar,
+    /// One permit for each image that may wait.
+    room: Semaphore,
+    options: EngineOptions,
+    counters: Counters,
+}
+
+struct State {
+    former: Former<Job>,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Images come in.
+    Open,
+    /// No more come in; those inside are finished.
+    Draining,
+    /// Nothing is finished any more.
+    Stopped,
+}
+
+/// An image and who waits for its answer.
+struct Job {
+    pixels: Bytes,
+    answer: oneshot::Sender<Result<Scores, InferError>>,
+}
+
+impl Instances {
+    /// Starts the threads, each of which makes its backend and warms it up.
+    ///
+    /// # Errors
+    /// The first error of a thread; all threads have ended then.
+    pub(crate) fn start<B: Backend>(
+        options: EngineOptions,
+        make: impl Fn() -> Result<B, InferError> + Send + Sync + 'static,
+    ) -> Result<Self, InferError> {
+        let EngineOptions {
+            instances,
+            max_batch,
+            max_wait,
+        } = options;
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                former: Former::new(max_batch, max_wait),
+                phase: Phase::Open,
+            }),
+            changed: Condvar::new(),
+            // Beside what the instances compute: a batch formed ahead for each, and one forming.
+            room: Semaphore::new(
+                max_batch
+                    .saturating_mul(instances + 1)
+                    .min(Semaphore::MAX_PERMITS),
+            ),
+            options,
+            counters: Counters::default(),
+        });
+        let make = Arc::new(make);
+        let mut started = Self {
+            shared,
+            threads: Vec::with_capacity(instances),
+            since: Instant::now(),
+        };
+        let (ready, all_ready) = sync_channel(instances);
+        for number in 0..instances {
+            let (shared, make, ready) = (
+                Arc::clone(&started.shared),
+                Arc::clone(&make),
+                ready.clone(),
+            );
+            let thread = thread::Builder::new()
+                .name(format!("infer-{number}"))
+                .spawn(move || run(&shared, &*make, ready))
+                .map_err(|error| stopped(format_args!("cannot start a thread: {error}")));
+            match thread {
+                Ok(thread) => started.threads.push(thread),
+                Err(error) => {
+                    started.shared.stop();
+                    return Err(error); // dropping `started` joins the threads before
+                }
+            }
+        }
+        drop(ready);
+        for _ in 0..instances {
+            // A thread that ends without a word has panicked.
+            let outcome = all_ready
+                .recv()
+                .unwrap_or_else(|_| Err(stopped("a thread of the engine panicked at start")));
+            if let Err(error) = outcome {
+                started.shared.stop();
+                return Err(error);
+            }
+        }
+        started.since = Instant::now();
+        Ok(started)
+    }
+
+    pub(crate) fn stats(&self) -> EngineStats {
+        let EngineOptions {
+            instances,
+            max_batch,
+            ..
+        } = self.shared.options;
+        self.shared
+            .counters
+            .read(instances, max_batch, self.since.elapsed())
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl Drop for Instances {
+    fn drop(&mut self) {
+        self.shared.drain();
+        for thread in self.threads.drain(..) {
+            // A panic has been reported by the panic hook and to the callers.
+            drop(thread.join());
+        }
+    }
+}
+
+impl fmt::Debug for Instances {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Instances")
+            .field("options", &self.shared.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Waits for room, hands the image to the former and waits for its answer.
+    pub(crate) async fn classify(&self, pixels: Bytes) -> Result<Scores, InferError> {
+        let room = self.room.acquire().await.map_err(|_| ended())?;
+        let (answer, answered) = oneshot::channel();
+        self.push(Job { pixels, answer })?;
+        room.forget(); // given back when an instance takes the batch
+        // A job that is dropped unanswered was in the hands of a thread that panicked, or was
+        // cleared by it.
+        answered.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    pub(crate) fn flush(&self) {
+        self.lock().former.flush();
+        self.changed.notify_all();
+    }
+
+    fn push(&self, job: Job) -> Result<(), InferError> {
+        let mut state = self.lock();
+        if state.phase != Phase::Open {
+            return Err(ended());
+        }
+        let before = state.former.due();
+        state.former.push(job, Instant::now());
+        // The due time moves when a batch closes and when one begins: only then has a waiting
+        // instance anything to do.
+        if state.former.due() != before || before.is_none() {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// The next batch, or nothing once there will be none.
+    fn next_batch(&self) -> Option<Vec<Job>> {
+        let mut state = self.lock();
+        let batch = loop {
+            let now = Instant::now();
+            if let Some(batch) = state.former.take(now) {
+                break Some(batch);
+            }
+            if state.phase != Phase::Open {
+                break None;
+            }
+            state = match state.former.due() {
+                Some(due) => {
+                    let wait = due.saturating_duration_since(now);
+                    self.changed
+                        .wait_timeout(state, wait)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+            };
+        };
+        drop(state);
+        self.room.add_permits(batch.as_ref().map_or(0, Vec::len));
+        batch
+    }
+
+    fn drain(&self) {
+        self.room.close();
+        let mut state = self.lock();
+        if state.phase == Phase::Open {
+            state.phase = Phase::Draining;
+            state.former.flush();
+        }
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        self.room.close();
+        let mut state = self.lock();
+        state.phase = Phase::Stopped;
+        state.former.clear();
+        self.changed.notify_all();
+    }
+
+    /// No code panics while it holds the lock, so a poisoned one still guards a sound state.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stops the engine when its thread unwinds, so that nobody waits for answers that never come.
+struct StopOnPanic<'a>(&'a Shared);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
+/// The life of an instance.
+fn run<B: Backend>(
+    shared: &Shared,
+    make: &dyn Fn() -> Result<B, InferError>,
+    ready: SyncSender<Result<(), InferError>>,
+) {
+    let _stop_on_panic = StopOnPanic(shared);
+    let warm = make().and_then(|mut backend| {
+        backend.warm_up(shared.options.max_batch)?;
+        Ok(backend)
+    });
+    let (backend, outcome) = match warm {
+        Ok(backend) => (Some(backend), Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    // The receiver goes only after another instance has failed; then the phase ends this one.
+    ready.send(outcome).ok();
+    drop(ready);
+    let Some(mut backend) = backend else { return };
+
+    while let Some(batch) = shared.next_batch() {
+        if let Err(lost) = run_batch(shared, &mut backend, batch) {
+            tracing::error!("{lost}");
+            shared.stop();
+        }
+    }
+}
+
+/// Answers every job of `batch`. An error is one that no later image will survive.
+fn run_batch(
+    shared: &Shared,
+    backend: &mut impl Backend,
+    mut batch: Vec<Job>,
+) -> Result<(), InferError> {
+    batch.retain(|job| !job.answer.is_closed());
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let started = Instant::now();
+    let pixels: Vec<Bytes> = batch.iter().map(|job| job.pixels.clone()).collect();
+    let (images, computed) = (pixels.len(), backend.computed(pixels.len()));
+    let outcomes = match backend.run(&pixels) {
+        Err(error) if images > 1 && !error.is_fatal() => {
+            tracing::warn!("a batch of {images} failed, running its images singly: {error}");
+            singly(shared, backend, &pixels)
+        }
+        Err(error) => vec![Err(error); images],
+        Ok(outcomes) => outcomes,
+    };
+    debug_assert_eq!(outcomes.len(), images, "one outcome an image");
+    shared.counters.batch(images, computed, started.elapsed());
+
+    let mut lost = Ok(());
+    for (job, outcome) in batch.into_iter().zip(outcomes) {
+        if let Err(error) = &outcome
+            && error.is_fatal()
+        {
+            lost = Err(error.clone());
+        }
+        // Its caller may have left meanwhile.
+        job.answer.send(outcome).ok();
+    }
+    lost
+}
+
+/// Runs each image alone, so that one that breaks its batch takes no other with it.
+fn singly(
+    shared: &Shared,
+    backend: &mut impl Backend,
+    pixels: &[Bytes],
+) -> Vec<Result<Scores, InferError>> {
+    let mut lost = None;
+    pixels
+        .iter()
+        .map(|image| {
+            if let Some(error) = &lost {
+                return Err(InferError::clone(error));
+            }
+            shared.counters.retry();
+            let outcome = backend
+                .run(std::slice::from_ref(image))
+                .and_then(|outcomes| outcomes.into_iter().next().unwrap_or_else(|| Err(ended())));
+            if let Err(error) = &outcome
+                && error.is_fatal()
+            {
+                lost = Some(error.clone());
+            }
+            outcome
+        })
+        .collect()
+}
+
+fn ended() -> InferError {
+    stopped("the engine has stopped, so the image was not classified")
+}
+
+fn stopped(message: impl fmt::Display) -> InferError {
+    InferError::new(InferErrorKind::EngineStopped, message)
+}
+
+#[cfg(test)]
+mod tests;

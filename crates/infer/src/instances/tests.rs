@@ -1,0 +1,387 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Barrier;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use trommel_types::TopLabel;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Images of one byte that mean trouble; any other byte is its image's score.
+const FAILS: u8 = 255;
+const PANICS: u8 = 254;
+const LOSES_DEVICE: u8 = 253;
+
+/// A backend that answers at once, or once the gate opens.
+#[derive(Clone, Default)]
+struct Fake {
+    batches: Arc<Mutex<Vec<Vec<u8>>>>,
+    gate: Option<Arc<Gate>>,
+    fixed: Option<usize>,
+}
+
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(
+            self.changed
+                .wait_while(self.open.lock().unwrap(), |open| !*open)
+                .unwrap(),
+        );
+    }
+}
+
+impl Backend for Fake {
+    fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        let images: Vec<u8> = images.iter().map(|image| image[0]).collect();
+        self.batches.lock().unwrap().push(images.clone());
+        if let Some(gate) = &self.gate {
+            gate.pass();
+        }
+        assert!(!images.contains(&PANICS), "told to");
+        for (trouble, kind) in [
+            (FAILS, InferErrorKind::ModelFailed),
+            (LOSES_DEVICE, InferErrorKind::DeviceLost),
+        ] {
+            if images.contains(&trouble) {
+                return Err(InferError::new(kind, "told to"));
+            }
+        }
+        Ok(images.into_iter().map(|image| Ok(scores(image))).collect())
+    }
+
+    fn computed(&self, images: usize) -> usize {
+        self.fixed.unwrap_or(images)
+    }
+
+    fn warm_up(&mut self, _images: usize) -> Result<(), InferError> {
+        Ok(())
+    }
+}
+
+fn scores(image: u8) -> Scores {
+    let top = TopLabel {
+        label: "it".into(),
+        class: 0,
+        score: f32::from(image),
+    };
+    Scores {
+        top: vec![top],
+        logits: None,
+    }
+}
+
+fn options(instances: usize, max_batch: usize, max_wait: Duration) -> EngineOptions {
+    EngineOptions {
+        instances,
+        max_batch,
+        max_wait,
+    }
+}
+
+fn start(fake: &Fake, options: EngineOptions) -> Instances {
+    let fake = fake.clone();
+    Instances::start(options, move || Ok(fake.clone())).unwrap()
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Scores, InferError>> + Send>>;
+
+fn classify(instances: &Instances, image: u8) -> Answer {
+    let shared = Arc::clone(instances.shared());
+    Box::pin(async move { shared.classify(Bytes::from(vec![image])).await })
+}
+
+/// Calls for each image and polls the calls in order, so that they are accepted in order.
+fn classify_all(instances: &Instances, images: &[u8]) -> Vec<Answer> {
+    images
+        .iter()
+        .map(|&image| {
+            let mut answer = classify(instances, image);
+            match answer
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+            {
+                Poll::Pending => answer,
+                Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
+            }
+        })
+        .collect()
+}
+
+fn is_pending(answer: &mut Answer) -> bool {
+    matches!(
+        answer
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop())),
+        Poll::Pending
+    )
+}
+
+async fn kinds(answers: Vec<Answer>) -> Vec<Option<InferErrorKind>> {
+    let mut kinds = Vec::new();
+    for answer in answers {
+        kinds.push(answer.await.err().map(|error| error.kind()));
+    }
+    kinds
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !condition() {
+        assert!(since.elapsed() < LONG, "it never happens");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[tokio::test]
+async fn every_image_gets_its_own_answer() {
+    let fake = Fake::default();
+    let instances = start(&fake, options(3, 4, Duration::from_millis(1)));
+    let calls: Vec<_> = (0..200u8)
+        .map(|image| (image, tokio::spawn(classify(&instances, image))))
+        .collect();
+    for (image, call) in calls {
+        assert_eq!(call.await.unwrap(), Ok(scores(image)));
+    }
+    let stats = instances.stats();
+    assert_eq!(stats.images, 200);
+    assert_eq!(stats.batches as usize, fake.batches.lock().unwrap().len());
+    assert!(
+        fake.batches
+            .lock()
+            .unwrap()
+            .iter()
+            .all(|batch| batch.len() <= 4)
+    );
+    assert!(stats.fill > 0.0 && stats.fill <= 1.0);
+}
+
+#[tokio::test]
+async fn a_batch_closes_when_full_when_flushed_and_when_it_has_waited() {
+    let fake = Fake::default();
+    let instances = start(&fake, options(1, 2, LONG));
+    let answers = classify_all(&instances, &[1, 2, 3]);
+    wait_until(|| fake.batches.lock().unwrap().len() == 1);
+    instances.shared().flush();
+    assert_eq!(kinds(answers).await, [None; 3]);
+    assert_eq!(*fake.batches.lock().unwrap(), [vec![1, 2], vec![3]]);
+
+    let waits = start(&fake, options(1, 2, Duration::from_millis(5)));
+    let since = Instant::now();
+    assert_eq!(classify(&waits, 4).await, Ok(scores(4)));
+    assert!(since.elapsed() >= Duration::from_millis(5));
+}
+
+#[tokio::test]
+async fn images_beyond_the_room_wait_outside() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 2, LONG));
+    let first = classify_all(&instances, &[1, 2]);
+    wait_until(|| fake.batches.lock().unwrap().len() == 1);
+
+    // One batch is computed, one is formed ahead, one is forming; the next waits outside.
+    let inside = classify_all(&instances, &[3, 4, 5, 6]);
+    let mut outside = classify_all(&instances, &[7]);
+    assert_eq!(instances.shared().room.available_permits(), 0);
+    gate.open();
+    assert_eq!(kinds(first).await, [None; 2]);
+    assert_eq!(kinds(inside).await, [None; 4]);
+    assert!(
+        is_pending(&mut outside[0]),
+        "it is in a batch that is not full"
+    );
+    instances.shared().flush();
+    assert_eq!(kinds(outside).await, [None]);
+    assert_eq!(instances.shared().room.available_permits(), 4);
+}
+
+#[tokio::test]
+async fn instances_work_side_by_side() {
+    struct Meeting(Arc<Barrier>);
+    impl Backend for Meeting {
+        fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+            self.0.wait(); // for the other instance, which has to be running at the same time
+            Ok(images.iter().map(|image| Ok(scores(image[0]))).collect())
+        }
+
+        fn warm_up(&mut self, _images: usize) -> Result<(), InferError> {
+            Ok(())
+        }
+    }
+    let barrier = Arc::new(Barrier::new(2));
+    let make = move || Ok(Meeting(Arc::clone(&barrier)));
+    let instances = Instances::start(options(2, 1, LONG), make).unwrap();
+    assert_eq!(kinds(classify_all(&instances, &[1, 2])).await, [None; 2]);
+}
+
+#[tokio::test]
+async fn a_poison_image_takes_no_neighbour_with_it() {
+    let fake = Fake::default();
+    let instances = start(&fake, options(1, 4, LONG));
+    let answers = kinds(classify_all(&instances, &[1, FAILS, 3, 4])).await;
+    assert_eq!(
+        answers,
+        [None, Some(InferErrorKind::ModelFailed), None, None]
+    );
+    let runs = fake.batches.lock().unwrap().clone();
+    assert_eq!(
+        runs,
+        [vec![1, FAILS, 3, 4], vec![1], vec![FAILS], vec![3], vec![4]]
+    );
+    let stats = instances.stats();
+    assert_eq!((stats.batches, stats.images, stats.retried), (1, 4, 4));
+}
+
+#[tokio::test]
+async fn a_poison_image_alone_is_not_run_twice() {
+    let fake = Fake::default();
+    let instances = start(&fake, options(1, 1, LONG));
+    let answers = kinds(classify_all(&instances, &[FAILS])).await;
+    assert_eq!(answers, [Some(InferErrorKind::ModelFailed)]);
+    assert_eq!(*fake.batches.lock().unwrap(), [vec![FAILS]]);
+}
+
+#[tokio::test]
+async fn a_panic_answers_everybody_and_ends_the_engine() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 2, LONG));
+    let mut answers = classify_all(&instances, &[1, PANICS]);
+    wait_until(|| fake.batches.lock().unwrap().len() == 1);
+    // Formed, forming, and outside.
+    answers.extend(classify_all(&instances, &[3, 4, 5, 6, 7]));
+    gate.open();
+    assert_eq!(
+        kinds(answers).await,
+        [Some(InferErrorKind::EngineStopped); 7]
+    );
+    let late = classify(&instances, 8).await.unwrap_err();
+    assert_eq!(late.kind(), InferErrorKind::EngineStopped);
+    assert!(late.is_fatal());
+}
+
+#[tokio::test]
+async fn a_lost_device_is_told_to_its_batch_and_ends_the_engine() {
+    let fake = Fake::default();
+    let instances = start(&fake, options(1, 2, LONG));
+    let answers = kinds(classify_all(&instances, &[1, LOSES_DEVICE])).await;
+    assert_eq!(answers, [Some(InferErrorKind::DeviceLost); 2]);
+    wait_until(|| instances.shared().room.is_closed());
+    let late = classify(&instances, 3).await.unwrap_err();
+    assert_eq!(late.kind(), InferErrorKind::EngineStopped);
+    assert_eq!(fake.batches.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn dropping_the_engine_finishes_what_it_has_accepted() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 2, LONG));
+    let accepted = {
+        let mut answers = classify_all(&instances, &[1, 2]);
+        wait_until(|| fake.batches.lock().unwrap().len() == 1);
+        answers.extend(classify_all(&instances, &[3, 4, 5, 6]));
+        answers
+    };
+    let outside = classify_all(&instances, &[7]);
+    let dropped = thread::spawn(move || drop(instances));
+    assert_eq!(kinds(outside).await, [Some(InferErrorKind::EngineStopped)]);
+    gate.open();
+    assert_eq!(kinds(accepted).await, [None; 6]);
+    dropped.join().unwrap();
+    assert_eq!(
+        *fake.batches.lock().unwrap(),
+        [vec![1, 2], vec![3, 4], vec![5, 6]]
+    );
+}
+
+#[tokio::test]
+async fn an_image_whose_caller_has_left_is_passed_over() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 2, LONG));
+    let first = classify_all(&instances, &[1, 2]);
+    wait_until(|| fake.batches.lock().unwrap().len() == 1);
+    let mut rest = classify_all(&instances, &[3, 4, 5, 6]);
+    let outside = classify_all(&instances, &[7]);
+    drop(rest.remove(0)); // formed
+    drop(rest.remove(2)); // forming
+    drop(outside);
+    gate.open();
+    assert_eq!(kinds(first).await, [None; 2]);
+    assert_eq!(kinds(rest).await, [None; 2]);
+    assert_eq!(
+        *fake.batches.lock().unwrap(),
+        [vec![1, 2], vec![4], vec![5]]
+    );
+    assert_eq!(instances.shared().room.available_permits(), 4);
+}
+
+#[tokio::test]
+async fn padding_and_fill_are_counted() {
+    let fake = Fake {
+        fixed: Some(4),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 4, LONG));
+    let answers = classify_all(&instances, &[1, 2, 3, 4, 5]);
+    instances.shared().flush();
+    assert_eq!(kinds(answers).await, [None; 5]);
+    let stats = instances.stats();
+    assert_eq!((stats.batches, stats.images, stats.padded), (2, 5, 3));
+    assert_eq!(stats.fill, 5.0 / 8.0);
+    assert!(stats.compute > Duration::ZERO);
+}
+
+#[test]
+fn an_instance_that_cannot_start_stops_the_others() {
+    let calls = Mutex::new(0);
+    let alive = Arc::new(());
+    let probe = Arc::clone(&alive);
+    let error = Instances::start(options(3, 2, LONG), move || {
+        let _holds = &probe;
+        let mut calls = calls.lock().unwrap();
+        *calls += 1;
+        if *calls == 2 {
+            return Err(InferError::new(InferErrorKind::ModelFailed, "told to"));
+        }
+        Ok(Fake::default())
+    })
+    .unwrap_err();
+    assert_eq!(error.kind(), InferErrorKind::ModelFailed);
+    assert_eq!(Arc::strong_count(&alive), 1, "every thread has ended");
+}
+
+#[test]
+fn a_panic_at_start_is_an_error() {
+    let make = || -> Result<Fake, InferError> { panic!("told to") };
+    let error = Instances::start(options(2, 2, LONG), make).unwrap_err();
+    assert_eq!(error.kind(), InferErrorKind::EngineStopped);
+    assert!(error.to_string().contains("panicked at start"), "{error}");
+}

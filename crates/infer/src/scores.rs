@@ -1,0 +1,234 @@
+use std::cmp::Ordering;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use trommel_types::{Scores, TopLabel};
+
+use crate::tensor_info::Float;
+use crate::{Activation, InferError, InferErrorKind};
+
+/// Turns one image's logits into its answer. Owns its buffers, so one serves one thread.
+#[derive(Debug)]
+pub(crate) struct Scorer {
+    labels: Arc<[Arc<str>]>,
+    activation: Activation,
+    top_k: usize,
+    keep_logits: bool,
+    logits: Vec<f32>,
+    order: Vec<u32>,
+}
+
+impl Scorer {
+    /// More than all classes for `top_k` means all.
+    pub(crate) fn new(
+        labels: Arc<[Arc<str>]>,
+        activation: Activation,
+        top_k: NonZeroU32,
+        keep_logits: bool,
+    ) -> Self {
+        let top_k = usize::try_from(top_k.get())
+            .unwrap_or(usize::MAX)
+            .min(labels.len());
+        Self {
+            labels,
+            activation,
+            top_k,
+            keep_logits,
+            logits: Vec::new(),
+            order: Vec::new(),
+        }
+    }
+
+    /// The best classes by logit, the lower class first where two are equal.
+    ///
+    /// # Errors
+    /// When a logit is infinite or no number: such an answer has no order.
+    pub(crate) fn score<F: Float>(&mut self, logits: &[F]) -> Result<Scores, InferError> {
+        debug_assert_eq!(logits.len(), self.labels.len(), "one logit a class");
+        self.logits.clear();
+        self.logits.extend(logits.iter().map(|logit| logit.widen()));
+        if let Some(class) = self.logits.iter().position(|logit| !logit.is_finite()) {
+            return Err(InferError::new(
+                InferErrorKind::ModelFailed,
+                format_args!(
+                    "the model gave {} for class {class} ({}), which is no score",
+                    self.logits[class], self.labels[class]
+                ),
+            ));
+        }
+        let (logits, order) = (&self.logits, &mut self.order);
+        let by_rank = |&a: &u32, &b: &u32| {
+            let (x, y) = (logits[a as usize], logits[b as usize]);
+            y.partial_cmp(&x).unwrap_or(Ordering::Equal).then(a.cmp(&b))
+        };
+        order.clear();
+        order.extend((0u32..).take(logits.len()));
+        if self.top_k < order.len() {
+            order.select_nth_unstable_by(self.top_k, by_rank);
+            order.truncate(self.top_k);
+        }
+        order.sort_unstable_by(by_rank);
+
+        let score = Activated::new(self.activation, logits);
+        let top = order
+            .iter()
+            .map(|&class| TopLabel {
+                label: Arc::clone(&self.labels[class as usize]),
+                class,
+                score: score.of(logits[class as usize]),
+            })
+            .collect();
+        Ok(Scores {
+            top,
+            logits: self.keep_logits.then(|| logits.clone()),
+        })
+    }
+}
+
+/// An activation with what it needs to know of all logits.
+enum Activated {
+    Softmax { max: f32, sum: f32 },
+    Sigmoid,
+    None,
+}
+
+impl Activated {
+    fn new(activation: Activation, logits: &[f32]) -> Self {
+        match activation {
+            Activation::Softmax => {
+                // Shifted by the largest logit, no power overflows and the sum is at least 1.
+                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum = logits.iter().map(|logit| (logit - max).exp()).sum();
+                Self::Softmax { max, sum }
+            }
+            Activation::Sigmoid => Self::Sigmoid,
+            Activation::None => Self::None,
+        }
+    }
+
+    fn of(&self, logit: f32) -> f32 {
+        match self {
+            Self::Softmax { max, sum } => (logit - max).exp() / sum,
+            Self::Sigmoid if logit >= 0.0 => 1.0 / (1.0 + (-logit).exp()),
+            // The other form, because exp of a large number is infinite.
+            Self::Sigmoid => logit.exp() / (1.0 + logit.exp()),
+            Self::None => logit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn scorer(classes: usize, activation: Activation, top_k: u32) -> Scorer {
+        let labels = (0..classes)
+            .map(|class| Arc::from(format!("label {class}")))
+            .collect();
+        Scorer::new(labels, activation, NonZeroU32::new(top_k).unwrap(), false)
+    }
+
+    fn top(scores: &Scores) -> Vec<(u32, f32)> {
+        scores
+            .top
+            .iter()
+            .map(|top| (top.class, top.score))
+            .collect()
+    }
+
+    #[test]
+    fn softmax_adds_up_to_one_also_for_huge_logits() {
+        for shift in [-1e30, -1000.0, 0.0, 1000.0, 1e30] {
+            let scores = scorer(3, Activation::Softmax, 3)
+                .score(&[shift, shift, shift])
+                .unwrap();
+            for (place, (class, score)) in top(&scores).into_iter().enumerate() {
+                assert_eq!(class as usize, place);
+                assert!((score - 1.0 / 3.0).abs() < 1e-6);
+            }
+        }
+        let scores = scorer(2, Activation::Softmax, 2)
+            .score(&[0.0f32, 3f32.ln()])
+            .unwrap();
+        let [(1, high), (0, low)] = top(&scores)[..] else {
+            panic!("{scores:?}")
+        };
+        assert!((high - 0.75).abs() < 1e-6 && (low - 0.25).abs() < 1e-6);
+        assert_eq!(&*scores.top[0].label, "label 1");
+    }
+
+    #[test]
+    fn sigmoid_takes_each_class_alone() {
+        let logits = [-1e4f32, -2.0, 0.0, 2.0, 1e4];
+        let scores = scorer(5, Activation::Sigmoid, 5).score(&logits).unwrap();
+        let expected = [(4, 1.0), (3, 0.880_797), (2, 0.5), (1, 0.119_203), (0, 0.0)];
+        for ((class, score), (other, wanted)) in top(&scores).into_iter().zip(expected) {
+            assert_eq!(class, other);
+            assert!((score - wanted).abs() < 1e-6, "{class}: {score}");
+        }
+    }
+
+    #[test]
+    fn no_activation_gives_the_output_itself() {
+        let scores = scorer(2, Activation::None, 1)
+            .score(&[0.25f32, 0.75])
+            .unwrap();
+        assert_eq!(top(&scores), [(1, 0.75)]);
+    }
+
+    #[test]
+    fn equal_logits_go_by_class_also_at_the_edge_of_the_top() {
+        let mut scorer = scorer(6, Activation::None, 3);
+        assert_eq!(
+            top(&scorer.score(&[1.0f32, 2.0, 1.0, 2.0, 1.0, 1.0]).unwrap()),
+            [(1, 2.0), (3, 2.0), (0, 1.0)]
+        );
+        assert_eq!(
+            top(&scorer.score(&[-0.0f32, 0.0, -0.0, 0.0, -0.0, 0.0]).unwrap())[0].0,
+            0
+        );
+    }
+
+    #[test]
+    fn what_is_no_number_is_an_error_that_names_the_class() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let error = scorer(2, Activation::Softmax, 1)
+                .score(&[0.0, bad])
+                .unwrap_err();
+            assert_eq!(error.kind(), InferErrorKind::ModelFailed);
+            assert!(error.to_string().contains("class 1 (label 1)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn logits_are_kept_on_request_and_half_floats_widened() {
+        let mut scorer = scorer(2, Activation::Softmax, 1);
+        assert_eq!(scorer.score(&[1.0f32, 2.0]).unwrap().logits, None);
+        scorer.keep_logits = true;
+        let half = [f16::from_f32(0.1), f16::from_f32(-65504.0)];
+        assert_eq!(
+            scorer.score(&half).unwrap().logits,
+            Some(half.map(f16::to_f32).to_vec())
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_top_is_the_beginning_of_the_full_order(
+            // Few distinct values, so that ties are common.
+            logits in prop::collection::vec((-4i8..4).prop_map(f32::from), 1..40),
+            k in 1u32..50,
+        ) {
+            let scores = scorer(logits.len(), Activation::None, k).score(&logits).unwrap();
+            let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+            // A stable sort leaves equal logits in the order of their classes.
+            order.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap());
+            order.truncate(k as usize);
+            let classes: Vec<u32> = scores.top.iter().map(|top| top.class).collect();
+            prop_assert_eq!(classes, order);
+        }
+    }
+}

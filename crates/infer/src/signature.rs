@@ -1,0 +1,374 @@
+use std::fmt::{self, Write};
+use std::num::NonZeroUsize;
+
+use serde::{Serialize, Serializer};
+use trommel_types::Shape;
+
+use crate::tensor_info::{Dim, Element, TensorInfo};
+use crate::{InferError, InferErrorKind};
+
+/// How a model takes images and gives classes: the one input, the one output, and their types.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Signature {
+    pub(crate) input: String,
+    pub(crate) input_type: InputType,
+    pub(crate) layout: Layout,
+    /// The batch that the model always runs, or nothing if it runs any.
+    pub(crate) fixed_batch: Option<NonZeroUsize>,
+    pub(crate) output: String,
+    pub(crate) output_type: OutputType,
+}
+
+/// The order of a batch's values in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// One plane a channel.
+    Nchw,
+    /// The channels of a pixel side by side.
+    Nhwc,
+}
+
+/// The type of an image's values on their way in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InputType {
+    F32,
+    F16,
+    U8,
+}
+
+/// The type of the logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OutputType {
+    F32,
+    F16,
+}
+
+const EXPECTED: &str = "expected an image classifier, with one input of images, f32, f16 or \
+                        u8[N, 3, height, width] or [N, height, width, 3], and an output of \
+                        classes, f32 or f16[N, classes]";
+
+impl Signature {
+    /// Finds the images and the classes among a model's inputs and outputs.
+    ///
+    /// # Errors
+    /// Says what was expected, what does not fit, and lists all inputs and outputs.
+    pub(crate) fn find(
+        inputs: &[TensorInfo],
+        outputs: &[TensorInfo],
+        shape: Shape,
+        classes: usize,
+    ) -> Result<Self, InferError> {
+        let refuse = |kind, why: &dyn fmt::Display| {
+            let mut message = format!("{EXPECTED}; {why}; found");
+            list(&mut message, "input", inputs);
+            list(&mut message, "output", outputs);
+            message.pop();
+            InferError::new(kind, message)
+        };
+        let no_classifier = |why: &dyn fmt::Display| refuse(InferErrorKind::NotClassifier, why);
+        let mismatch = |why: &dyn fmt::Display| refuse(InferErrorKind::ModelConfig, why);
+
+        let [input] = inputs else {
+            return Err(no_classifier(&format_args!(
+                "this model has {} inputs",
+                inputs.len()
+            )));
+        };
+        let input_type = match &input.element {
+            Element::F32 => InputType::F32,
+            Element::F16 => InputType::F16,
+            Element::U8 => InputType::U8,
+            other => {
+                return Err(no_classifier(&format_args!(
+                    "input {} is {other}",
+                    input.name
+                )));
+            }
+        };
+        let [batch, axes @ ..] = &*input.shape else {
+            return Err(no_classifier(&format_args!(
+                "input {} has no dimensions",
+                input.name
+            )));
+        };
+        let [first, second, third] = axes else {
+            return Err(no_classifier(&format_args!(
+                "input {} has {} dimensions, not 4",
+                input.name,
+                input.shape.len()
+            )));
+        };
+        let layout = Layout::guess(first, third)
+            .map_err(|why| no_classifier(&format_args!("input {} {why}", input.name)))?;
+        let (height, width) = match layout {
+            Layout::Nchw => (second, third),
+            Layout::Nhwc => (first, second),
+        };
+        for (side, has, gets) in [("high", height, shape.height), ("wide", width, shape.width)] {
+            if let Some(has) = has.fixed().filter(|&has| has != u64::from(gets)) {
+                return Err(mismatch(&format_args!(
+                    "input {} takes images that are {has} {side}, but the preprocessing \
+                     configuration beside the model makes them {gets} {side}",
+                    input.name
+                )));
+            }
+        }
+        if shape.channels != 3 {
+            return Err(mismatch(&format_args!(
+                "the preprocessing configuration beside the model makes images of {} channels, \
+                 not 3",
+                shape.channels
+            )));
+        }
+
+        let output = Self::classes_output(outputs, classes).map_err(|why| no_classifier(&why))?;
+        let output_type = match &output.element {
+            Element::F32 => OutputType::F32,
+            Element::F16 => OutputType::F16,
+            other => {
+                return Err(no_classifier(&format_args!(
+                    "output {} is {other}",
+                    output.name
+                )));
+            }
+        };
+        if let Some(has) = output.shape[1].fixed().filter(|&has| has != classes as u64) {
+            return Err(mismatch(&format_args!(
+                "output {} has {has} classes, but the configuration beside the model names \
+                 {classes}",
+                output.name
+            )));
+        }
+        let fixed_batch = match batch.fixed().map(usize::try_from) {
+            None => None,
+            Some(batch) => match batch.ok().and_then(NonZeroUsize::new) {
+                None => {
+                    return Err(no_classifier(&format_args!(
+                        "input {} has no room for an image",
+                        input.name
+                    )));
+                }
+                some => some,
+            },
+        };
+        Ok(Self {
+            input: input.name.clone(),
+            input_type,
+            layout,
+            fixed_batch,
+            output: output.name.clone(),
+            output_type,
+        })
+    }
+
+    /// The output that holds the classes: the only one of two dimensions, or among several the one
+    /// called `logits`, or the only one with as many columns as there are labels.
+    fn classes_output(outputs: &[TensorInfo], classes: usize) -> Result<&TensorInfo, String> {
+        let flat: Vec<_> = outputs
+            .iter()
+            .filter(|output| output.shape.len() == 2)
+            .collect();
+        if let [output] = &*flat {
+            return Ok(output);
+        }
+        if let Some(output) = flat.iter().find(|output| output.name == "logits") {
+            return Ok(output);
+        }
+        let mut fitting = flat
+            .iter()
+            .filter(|output| output.shape[1].fixed() == Some(classes as u64));
+        match (fitting.next(), fitting.next()) {
+            (Some(output), None) => Ok(output),
+            _ if flat.is_empty() => Err("no output has 2 dimensions".to_owned()),
+            _ => Err(format!(
+                "{} outputs have 2 dimensions, none is called logits, and not exactly one has as \
+                 many columns as there are labels ({classes})",
+                flat.len()
+            )),
+        }
+    }
+}
+
+impl Layout {
+    /// Tells the layout by which axis has 3 values. A model that fixes neither, as Hugging Face
+    /// Optimum writes them, is NCHW unless it calls its last axis channels.
+    fn guess(first: &Dim, last: &Dim) -> Result<Self, &'static str> {
+        match (first, last) {
+            (Dim::Fixed(3), _) => Ok(Self::Nchw),
+            (_, Dim::Fixed(3)) => Ok(Self::Nhwc),
+            (Dim::Fixed(1), _) | (_, Dim::Fixed(1)) => Err(
+                "takes grayscale images, which are not supported: export the model with 3 input \
+                 channels, for example by summing them before its first layer",
+            ),
+            (Dim::Dynamic(_), Dim::Dynamic(name)) if name.contains("channel") => Ok(Self::Nhwc),
+            (Dim::Dynamic(_), _) => Ok(Self::Nchw),
+            _ => Err("has 3 channels on neither axis 1 nor axis 3"),
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nchw => "NCHW",
+            Self::Nhwc => "NHWC",
+        })
+    }
+}
+
+impl Serialize for Layout {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+fn list(message: &mut String, kind: &str, tensors: &[TensorInfo]) {
+    for tensor in tensors {
+        write!(message, " {kind} {tensor},").expect("a String takes any text");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        height: 224,
+        width: 192,
+        channels: 3,
+    };
+
+    /// `name type dim…`, where a dimension that is no number is a symbol.
+    fn tensor(text: &str) -> TensorInfo {
+        let mut words = text.split(' ');
+        let name = words.next().unwrap().to_owned();
+        let element = match words.next().unwrap() {
+            "f32" => Element::F32,
+            "f16" => Element::F16,
+            "u8" => Element::U8,
+            other => Element::Other(other.to_owned()),
+        };
+        let dim = |word: &str| {
+            word.parse()
+                .map_or_else(|_| Dim::Dynamic(word.to_owned()), Dim::Fixed)
+        };
+        TensorInfo {
+            name,
+            element,
+            shape: words.map(dim).collect(),
+        }
+    }
+
+    fn find(inputs: &[&str], outputs: &[&str]) -> Result<Signature, InferError> {
+        let inputs: Vec<_> = inputs.iter().map(|text| tensor(text)).collect();
+        let outputs: Vec<_> = outputs.iter().map(|text| tensor(text)).collect();
+        Signature::find(&inputs, &outputs, SHAPE, 10)
+    }
+
+    const LOGITS: &str = "logits f32 N 10";
+
+    #[test]
+    fn layouts_are_told_by_the_axis_of_channels() {
+        for (input, layout) in [
+            ("x f32 N 3 224 192", Layout::Nchw),
+            ("x f32 N 224 192 3", Layout::Nhwc),
+            ("x f32 N 3 h 3", Layout::Nchw),
+            ("x f32 batch_size num_channels height width", Layout::Nchw),
+            ("x f32 batch_size height width num_channels", Layout::Nhwc),
+            ("x f32 a b c d", Layout::Nchw),
+            ("x f32 N h w 3", Layout::Nhwc),
+        ] {
+            let outcome = find(&[input], &[LOGITS]).map(|signature| signature.layout);
+            match (input, outcome) {
+                // A fixed width of 3 is refused for another reason: the images are 192 wide.
+                ("x f32 N 3 h 3", outcome) => {
+                    assert!(outcome.unwrap_err().to_string().contains("3 wide"));
+                }
+                (_, outcome) => assert_eq!(outcome, Ok(layout), "{input}"),
+            }
+        }
+    }
+
+    #[test]
+    fn types_and_batches_are_read_off() {
+        let signature = find(&["x u8 4 224 192 3"], &["y f16 4 10"]).unwrap();
+        assert_eq!(signature.input_type, InputType::U8);
+        assert_eq!(signature.output_type, OutputType::F16);
+        assert_eq!(signature.fixed_batch, NonZeroUsize::new(4));
+        assert_eq!(
+            find(&["x f16 N 3 h w"], &["y f32 N classes"])
+                .unwrap()
+                .fixed_batch,
+            None
+        );
+    }
+
+    #[test]
+    fn the_classes_are_found_among_other_outputs() {
+        for (outputs, expected) in [
+            (&["last_hidden_state f32 N 50 768", "y f32 N 10"][..], "y"),
+            (&["pooled f32 N 10", "logits f32 N 10"], "logits"),
+            (&["embedding f32 N 768", "y f32 N 10"], "y"),
+        ] {
+            assert_eq!(find(&["x f32 N 3 h w"], outputs).unwrap().output, expected);
+        }
+    }
+
+    #[test]
+    fn a_model_that_is_no_classifier_is_described() {
+        let image = "x f32 N 3 224 192";
+        for (inputs, outputs, words) in [
+            (
+                &["ids i64 N L", "mask i64 N L"][..],
+                &[LOGITS][..],
+                "has 2 inputs",
+            ),
+            (&[], &[LOGITS], "has 0 inputs"),
+            (&["x f32 N 512"], &[LOGITS], "has 2 dimensions, not 4"),
+            (&["x i64 N 3 224 192"], &[LOGITS], "input x is i64"),
+            (&["x f32 N 1 224 192"], &[LOGITS], "grayscale"),
+            (&["x f32 N 224 192 1"], &[LOGITS], "grayscale"),
+            (
+                &["x f32 N 4 224 192"],
+                &[LOGITS],
+                "neither axis 1 nor axis 3",
+            ),
+            (&["x f32 0 3 224 192"], &[LOGITS], "no room"),
+            (
+                &[image],
+                &["boxes f32 N 100 4"],
+                "no output has 2 dimensions",
+            ),
+            (
+                &[image],
+                &["a f32 N 7", "b f32 N 8"],
+                "2 outputs have 2 dimensions",
+            ),
+            (&[image], &["y i64 N 10"], "output y is i64"),
+        ] {
+            let error = find(inputs, outputs).unwrap_err();
+            assert_eq!(error.kind(), InferErrorKind::NotClassifier, "{error}");
+            let message = error.to_string();
+            assert!(
+                message.contains(EXPECTED) && message.contains(words),
+                "{message}"
+            );
+            for outlet in inputs.iter().chain(outputs) {
+                assert!(message.contains(&tensor(outlet).to_string()), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_model_that_contradicts_its_configuration_is_told_apart() {
+        for (input, output, words) in [
+            ("x f32 N 3 256 192", LOGITS, "256 high"),
+            ("x f32 N 224 200 3", LOGITS, "200 wide"),
+            ("x f32 N 3 224 192", "logits f32 N 1000", "1000 classes"),
+        ] {
+            let error = find(&[input], &[output]).unwrap_err();
+            assert_eq!(error.kind(), InferErrorKind::ModelConfig, "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+}

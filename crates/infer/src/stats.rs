@@ -1,0 +1,89 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// What an engine has done since it started. Warm-up is not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct EngineStats {
+    /// Sessions side by side.
+    pub instances: usize,
+    /// Images in a full batch.
+    pub max_batch: usize,
+    /// Batches that were formed and run.
+    pub batches: u64,
+    /// Images in them.
+    pub images: u64,
+    /// Places in them that held no image, because the model always runs the same number.
+    pub padded: u64,
+    /// Images that were run once more alone, because their batch failed as a whole.
+    pub retried: u64,
+    /// Time spent on batches, from normalisation to scores, summed over the instances.
+    pub compute: Duration,
+    /// Time since the start that was not spent on batches, summed over the instances. A batch counts
+    /// once it is answered.
+    pub idle: Duration,
+    /// Images as a share of the places in full batches, 0 to 1; 0 before the first batch.
+    pub fill: f64,
+}
+
+/// Sums that every instance adds to.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    batches: AtomicU64,
+    images: AtomicU64,
+    padded: AtomicU64,
+    retried: AtomicU64,
+    compute: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn batch(&self, images: usize, computed: usize, took: Duration) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.images.fetch_add(images as u64, Ordering::Relaxed);
+        self.padded
+            .fetch_add(computed.saturating_sub(images) as u64, Ordering::Relaxed);
+        self.compute.fetch_add(nanos(took), Ordering::Relaxed);
+    }
+
+    pub(crate) fn retry(&self) {
+        self.retried.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The sums after running for `elapsed`. Each is exact once the engine rests; while it works
+    /// they may be from moments a few microseconds apart.
+    pub(crate) fn read(
+        &self,
+        instances: usize,
+        max_batch: usize,
+        elapsed: Duration,
+    ) -> EngineStats {
+        let [batches, images] = [&self.batches, &self.images].map(load);
+        let compute = Duration::from_nanos(load(&self.compute));
+        let all = elapsed.saturating_mul(u32::try_from(instances).unwrap_or(u32::MAX));
+        let places = batches.saturating_mul(max_batch as u64);
+        EngineStats {
+            instances,
+            max_batch,
+            batches,
+            images,
+            padded: load(&self.padded),
+            retried: load(&self.retried),
+            compute,
+            idle: all.saturating_sub(compute),
+            fill: if places == 0 {
+                0.0
+            } else {
+                (images as f64 / places as f64).min(1.0)
+            },
+        }
+    }
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

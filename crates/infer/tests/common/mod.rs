@@ -1,0 +1,103 @@
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test file uses some of it")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use trommel_infer::{Engine, EngineOptions, InferError, Model, ModelOptions, Runtime};
+use trommel_types::{Normalization, Shape};
+
+/// The images of the test models; see `models/README.md`.
+pub(crate) const SHAPE: Shape = Shape {
+    height: 4,
+    width: 5,
+    channels: 3,
+};
+
+pub(crate) const NORMALIZATION: Normalization = Normalization {
+    scale: 1.0 / 255.0,
+    mean: [0.485, 0.456, 0.406],
+    std: [0.229, 0.224, 0.225],
+};
+
+/// Fails the test, naming the command, where ONNX Runtime is missing.
+pub(crate) fn runtime() -> Runtime {
+    Runtime::load(None).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub(crate) fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/models")
+        .join(name)
+}
+
+pub(crate) fn open_with(dir: &Path, options: &ModelOptions) -> Result<Model, InferError> {
+    Model::open(&runtime(), dir, NORMALIZATION, SHAPE, options)
+}
+
+pub(crate) fn open(name: &str) -> Result<Model, InferError> {
+    let top_k = 3.try_into().unwrap();
+    open_with(
+        &folder(name),
+        &ModelOptions {
+            logits: true,
+            top_k,
+            ..ModelOptions::default()
+        },
+    )
+}
+
+pub(crate) fn options(instances: usize, max_batch: usize) -> EngineOptions {
+    EngineOptions {
+        instances,
+        max_batch,
+        max_wait: Duration::from_millis(20),
+    }
+}
+
+/// One instance, batches of up to 4.
+pub(crate) fn engine(name: &str) -> Engine {
+    let model = open(name).unwrap_or_else(|error| panic!("{error}"));
+    Engine::start(model, options(1, 4)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Pixels that differ from place to place, channel to channel and image to image; none is 255.
+pub(crate) fn image(number: usize) -> Vec<u8> {
+    (0..SHAPE.len())
+        .map(|i| ((i * 37 + number * 11) % 251) as u8)
+        .collect()
+}
+
+/// The formula of `models/README.md`, of what `received` makes of a pixel in a channel.
+pub(crate) fn logits(pixels: &[u8], received: impl Fn(u8, usize) -> f32) -> [f32; 3] {
+    let places = pixels.len() / 3;
+    [0, 1, 2].map(|channel| {
+        let values = pixels.iter().skip(channel).step_by(3);
+        let sum: f32 = values
+            .enumerate()
+            .map(|(place, &pixel)| received(pixel, channel) * (place + 1) as f32)
+            .sum();
+        sum / places as f32
+    })
+}
+
+/// What a model with a floating-point input receives.
+pub(crate) fn normalised(pixel: u8, channel: usize) -> f32 {
+    let Normalization { scale, mean, std } = NORMALIZATION;
+    (f32::from(pixel) * scale - mean[channel]) / std[channel]
+}
+
+/// What a model with a u8 input receives.
+pub(crate) fn as_it_is(pixel: u8, _channel: usize) -> f32 {
+    f32::from(pixel)
+}
+
+pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(
+            (found - expected).abs() <= tolerance,
+            "{found} instead of {expected}"
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! Answers of real sessions, held against the formula of `models/README.md`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{SHAPE, as_it_is, assert_close, engine, image, logits, normalised, open, options};
+use trommel_infer::{Engine, InferErrorKind};
+use trommel_types::Scores;
+
+/// Classifies all at once and waits for every answer.
+async fn classify_all(
+    engine: &Engine,
+    images: impl IntoIterator<Item = Vec<u8>>,
+) -> Vec<Result<Scores, trommel_infer::InferError>> {
+    let calls: Vec<_> = images
+        .into_iter()
+        .map(|pixels| tokio::spawn(engine.classify(pixels)))
+        .collect();
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(call.await.unwrap());
+    }
+    answers
+}
+
+fn raw(answer: &Result<Scores, trommel_infer::InferError>) -> &[f32] {
+    answer.as_ref().unwrap().logits.as_deref().unwrap()
+}
+
+#[tokio::test]
+async fn every_layout_and_type_gives_the_logits_of_the_formula() {
+    type Received = fn(u8, usize) -> f32;
+    for (name, received, tolerance) in [
+        ("nchw_f32", normalised as Received, 1e-4),
+        ("nhwc_f32", normalised, 1e-4),
+        // f16 keeps 11 bits; the logits are below 32.
+        ("nchw_f16", normalised, 0.05),
+        ("nhwc_f16", normalised, 0.05),
+        ("nchw_u8", as_it_is, 1e-2),
+        ("nhwc_u8", as_it_is, 1e-2),
+        ("fixed4", normalised, 1e-4),
+        ("external", normalised, 1e-4),
+        ("optimum", normalised, 1e-4),
+    ] {
+        let engine = engine(name);
+        let answers = classify_all(&engine, (0..10).map(image)).await;
+        for (number, answer) in answers.iter().enumerate() {
+            assert_close(raw(answer), &logits(&image(number), received), tolerance);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_top_is_in_order_with_labels_and_adds_up() {
+    let scores = engine("nchw_f32").classify(image(3)).await.unwrap();
+    let logits = scores.logits.unwrap();
+    let powers: Vec<f32> = logits.iter().map(|logit| logit.exp()).collect();
+    assert_eq!(scores.top.len(), 3);
+    for top in &scores.top {
+        assert_eq!(&*top.label, ["red", "green", "blue"][top.class as usize]);
+        let expected = powers[top.class as usize] / powers.iter().sum::<f32>();
+        assert!(
+            (top.score - expected).abs() < 1e-5,
+            "{top:?}, not {expected}"
+        );
+    }
+    assert!(scores.top.is_sorted_by(|a, b| a.score >= b.score));
+    assert!((scores.top.iter().map(|top| top.score).sum::<f32>() - 1.0).abs() < 1e-5);
+}
+
+#[tokio::test]
+async fn a_fixed_batch_is_padded_and_the_padding_never_seen() {
+    for count in [1, 3, 4, 5] {
+        let engine = engine("fixed4");
+        let answers = classify_all(&engine, (0..count).map(image)).await;
+        assert_eq!(answers.len(), count);
+        for (number, answer) in answers.iter().enumerate() {
+            assert_close(raw(answer), &logits(&image(number), normalised), 1e-4);
+        }
+        let stats = engine.stats();
+        assert_eq!(stats.images, count as u64);
+        assert_eq!((stats.images + stats.padded) % 4, 0);
+        assert_eq!(stats.max_batch, 4);
+    }
+    // The model's own number holds, whatever is asked for.
+    for asked in [1, 100] {
+        let engine = Engine::start(open("fixed4").unwrap(), options(1, asked)).unwrap();
+        assert_eq!(engine.stats().max_batch, 4);
+    }
+}
+
+#[tokio::test]
+async fn a_poison_image_fails_alone_also_among_padding() {
+    for name in ["poison", "poison_fixed4"] {
+        let engine = engine(name);
+        for round in 0..3 {
+            let mut images: Vec<_> = (0..5).map(|number| image(number + round)).collect();
+            images[round][7] = 255;
+            let answers = classify_all(&engine, images.clone()).await;
+            for (number, answer) in answers.iter().enumerate() {
+                if number == round {
+                    let error = answer.as_ref().unwrap_err();
+                    assert_eq!(error.kind(), InferErrorKind::ModelFailed);
+                    assert!(!error.is_fatal());
+                    assert!(error.to_string().contains(name), "{error}");
+                } else {
+                    assert_close(raw(answer), &logits(&images[number], as_it_is), 1e-2);
+                }
+            }
+        }
+        // Whoever shared a batch with it was run once more.
+        assert!(engine.stats().retried >= 3, "{:?}", engine.stats());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_number_is_an_error_of_its_image() {
+    let engine = engine("not_finite");
+    let mut images: Vec<_> = (0..4).map(image).collect();
+    images[2][0] = 255;
+    let answers = classify_all(&engine, images).await;
+    for (number, answer) in answers.iter().enumerate() {
+        if number == 2 {
+            let error = answer.as_ref().unwrap_err();
+            assert_eq!(error.kind(), InferErrorKind::ModelFailed);
+            assert!(error.to_string().contains("class 0 (red)"), "{error}");
+        } else {
+            assert_close(raw(answer), &logits(&image(number), as_it_is), 1e-2);
+        }
+    }
+    assert_eq!(engine.stats().retried, 0, "the run itself did not fail");
+}
+
+#[tokio::test]
+async fn several_instances_give_the_same_answers() {
+    let engine = Engine::start(open("nhwc_f32").unwrap(), options(3, 4)).unwrap();
+    let answers = classify_all(&engine, (0..100).map(image)).await;
+    for (number, answer) in answers.iter().enumerate() {
+        assert_close(raw(answer), &logits(&image(number), normalised), 1e-4);
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.instances, stats.images, stats.padded), (3, 100, 0));
+}
+
+#[tokio::test]
+async fn an_engine_and_another_can_share_a_model() {
+    let model = open("nchw_u8").unwrap();
+    let engines = [options(1, 2), options(2, 3)]
+        .map(|options| Engine::start(model.clone(), options).unwrap());
+    for engine in &engines {
+        let answer = engine.classify(image(1)).await;
+        assert_close(raw(&answer), &logits(&image(1), as_it_is), 1e-2);
+    }
+}
+
+#[tokio::test]
+async fn an_accepted_image_is_answered_after_the_engine_is_gone() {
+    let engine = engine("nchw_f32");
+    let call = tokio::spawn(engine.classify(vec![9; SHAPE.len()]));
+    tokio::task::yield_now().await; // the call is now in the former, its batch not full
+    drop(engine);
+    assert!(call.await.unwrap().is_ok());
+}

@@ -1,0 +1,26 @@
+//! Names the tools that libjpeg-turbo is built with, before its own build fails without a word.
+
+use std::env;
+use std::process::{Command, Stdio};
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=PATH");
+    let mut tools = vec!["cmake"];
+    if matches!(
+        env::var("CARGO_CFG_TARGET_ARCH").as_deref(),
+        Ok("x86_64" | "x86")
+    ) {
+        // Without nasm libjpeg-turbo loses its SIMD code and is several times slower.
+        tools.push("nasm");
+    }
+    for tool in tools {
+        let mut version = Command::new(tool);
+        version
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        if version.status().is_err() {
+            println!("cargo::error={tool} is missing: run `make setup`, or apt-get install {tool}");
+        }
+    }
+}

@@ -1,0 +1,298 @@
+use std::error::Error as _;
+use std::io::{self, Cursor};
+
+use image::codecs::webp::WebPDecoder;
+use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, png::PngDecoder, tiff::TiffDecoder};
+use image::error::ImageError;
+use image::metadata::Orientation;
+use image::{
+    ColorType, DynamicImage, ExtendedColorType, ImageDecoder, ImageFormat, Limits as ImageLimits,
+    RgbImage,
+};
+use trommel_types::{ErrorKind, ImageSize};
+use turbojpeg::Decompressor;
+
+use crate::{Limits, PrepareError, bmp, gif, ink, jpeg, markers};
+
+/// Decodes images of any kind that is read, and keeps the pixels and their memory.
+pub(crate) struct Decoder {
+    decompressor: Option<Decompressor>,
+    image: RgbImage,
+    /// What a decoder gives that does not give RGB of 8 bits.
+    samples: Vec<u8>,
+}
+
+/// What a decoder may take for a header and its metadata.
+const HEADER_BYTES: u64 = 16 << 20;
+
+impl Decoder {
+    pub(crate) fn new() -> Self {
+        Self {
+            decompressor: None,
+            image: RgbImage::new(0, 0),
+            samples: Vec::new(),
+        }
+    }
+
+    /// Decodes to RGB and turns the image upright. The kind is told by content.
+    pub(crate) fn decode(
+        &mut self,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<ImageSize, PrepareError> {
+        limits.check_bytes(bytes)?;
+        let format = guess_format(bytes)?;
+        let orientation = match format {
+            ImageFormat::Jpeg => self.decode_jpeg(bytes, limits)?,
+            other => self.decode_other(other, bytes, limits)?,
+        };
+        if orientation != Orientation::NoTransforms {
+            let mut image = DynamicImage::ImageRgb8(std::mem::take(&mut self.image));
+            image.apply_orientation(orientation);
+            self.image = image.into_rgb8();
+        }
+        let (width, height) = self.image.dimensions();
+        Ok(ImageSize { width, height })
+    }
+
+    /// Bytes of memory that the buffers hold.
+    pub(crate) fn held(&self) -> usize {
+        self.image.as_raw().capacity() + self.samples.capacity()
+    }
+
+    /// The image that was decoded last.
+    pub(crate) fn image(&self) -> &RgbImage {
+        &self.image
+    }
+
+    fn decode_jpeg(&mut self, bytes: &[u8], limits: &Limits) -> Result<Orientation, PrepareError> {
+        let decompressor = match &mut self.decompressor {
+            Some(decompressor) => decompressor,
+            none => none.insert(jpeg::decompressor()?),
+        };
+        let mut pixels = std::mem::take(&mut self.image).into_raw();
+        let check = |width, height| limits.check_size(width, height);
+        let decoded = jpeg::decode(decompressor, bytes, &mut pixels, check);
+        if decoded.is_err() {
+            // After an error libjpeg-turbo's state is of no use: the next image would fail too.
+            self.decompressor = None;
+        }
+        let (width, height) = decoded?;
+        self.image = RgbImage::from_raw(width, height, pixels)
+            .expect("the JPEG decoder has sized the buffer for these dimensions");
+        Ok(markers::orientation(bytes))
+    }
+
+    fn decode_other(
+        &mut self,
+        format: ImageFormat,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<Orientation, PrepareError> {
+        let reader = Cursor::new(bytes);
+        let failed = |error| failed(format, &error);
+        match format {
+            ImageFormat::Png => {
+                let mut header = ImageLimits::default();
+                header.max_alloc = Some(HEADER_BYTES);
+                let decoder = PngDecoder::with_limits(reader, header).map_err(failed)?;
+                self.run(decoder, format, limits)
+            }
+            ImageFormat::WebP => {
+                let decoder = WebPDecoder::new(reader).map_err(failed)?;
+                self.run(decoder, format, limits)
+                    .map_err(|error| webp_failed(bytes, error))
+            }
+            ImageFormat::Gif => {
+                let decoder = GifDecoder::new(reader).map_err(failed)?;
+                let orientation = self.run(decoder, format, limits)?;
+                gif::fill_around_first_frame(bytes, &mut self.image);
+                Ok(orientation)
+            }
+            ImageFormat::Bmp => {
+                let decoder = BmpDecoder::new(reader).map_err(failed)?;
+                let orientation = self.run(decoder, format, limits)?;
+                bmp::round_16_bit_down(bytes, &mut self.image);
+                Ok(orientation)
+            }
+            ImageFormat::Tiff => {
+                let mut decoder = TiffDecoder::new(reader).map_err(failed)?;
+                if decoder.original_color_type() == ExtendedColorType::Cmyk8 {
+                    let (width, height) = decoder.dimensions();
+                    limits.check_size(width, height)?;
+                    let pixels = ink::decode_tiff(bytes, memory(width, height) as usize)?;
+                    self.image = RgbImage::from_raw(width, height, pixels).ok_or_else(|| {
+                        let message = "TIFF: inks in separate planes are not read; interleave them";
+                        PrepareError::new(ErrorKind::Unsupported, message)
+                    })?;
+                    return Ok(orientation(&mut decoder));
+                }
+                self.run(decoder, format, limits)
+            }
+            other => Err(PrepareError::new(
+                ErrorKind::UnknownFormat,
+                format!("{other:?} is not read; convert it to JPEG, PNG, WebP, GIF, BMP or TIFF"),
+            )),
+        }
+    }
+
+    fn run(
+        &mut self,
+        mut decoder: impl ImageDecoder,
+        format: ImageFormat,
+        limits: &Limits,
+    ) -> Result<Orientation, PrepareError> {
+        let (width, height) = decoder.dimensions();
+        limits.check_size(width, height)?;
+        let mut allocation = ImageLimits::default();
+        allocation.max_alloc = Some(memory(width, height));
+        decoder
+            .set_limits(allocation)
+            .map_err(|error| failed(format, &error))?;
+        let orientation = orientation(&mut decoder);
+
+        let color = decoder.color_type();
+        let mut pixels = std::mem::take(&mut self.image).into_raw();
+        let samples = if color == ColorType::Rgb8 {
+            &mut pixels
+        } else {
+            &mut self.samples
+        };
+        // Zeroed, so that nothing of the image before shows where a decoder leaves pixels out.
+        samples.clear();
+        samples.resize(decoder.total_bytes() as usize, 0);
+        decoder
+            .read_image(samples)
+            .map_err(|error| failed(format, &error))?;
+        if color != ColorType::Rgb8 {
+            to_rgb(color, &self.samples, &mut pixels)?;
+        }
+        self.image = RgbImage::from_raw(width, height, pixels)
+            .expect("three bytes were written for every pixel");
+        Ok(orientation)
+    }
+}
+
+/// Memory that decoding may take: 8 bytes a pixel (RGBA of 16 bits), twice for the decoder's own
+/// buffers.
+fn memory(width: u32, height: u32) -> u64 {
+    16 * u64::from(width) * u64::from(height) + HEADER_BYTES
+}
+
+fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
+    match decoder.orientation() {
+        Ok(Orientation::NoTransforms) | Err(_) => {}
+        Ok(orientation) => return orientation,
+    }
+    let packet = decoder.xmp_metadata().ok().flatten();
+    packet
+        .as_deref()
+        .and_then(markers::xmp_orientation)
+        .unwrap_or(Orientation::NoTransforms)
+}
+
+/// To 8-bit RGB as Pillow's `convert("RGB")`; see the crate's documentation.
+fn to_rgb(color: ColorType, samples: &[u8], pixels: &mut Vec<u8>) -> Result<(), PrepareError> {
+    let word = |high: u8, low: u8| u16::from_ne_bytes([high, low]);
+    let high = |a: u8, b: u8| (word(a, b) >> 8) as u8;
+    match color {
+        ColorType::L8 => convert(samples, pixels, |&[gray]| [gray; 3]),
+        ColorType::La8 => convert(samples, pixels, |&[gray, _]| [gray; 3]),
+        ColorType::Rgba8 => convert(samples, pixels, |&[red, green, blue, _]| [red, green, blue]),
+        ColorType::L16 => convert(samples, pixels, |&[a, b]| [word(a, b).min(255) as u8; 3]),
+        ColorType::La16 => convert(samples, pixels, |&[a, b, _, _]| [high(a, b); 3]),
+        ColorType::Rgb16 => {
+            convert(samples, pixels, |&[a, b, c, d, e, f]| {
+                [high(a, b), high(c, d), high(e, f)]
+            });
+        }
+        ColorType::Rgba16 => convert(samples, pixels, |&[a, b, c, d, e, f, _, _]| {
+            [high(a, b), high(c, d), high(e, f)]
+        }),
+        other => {
+            return Err(PrepareError::new(
+                ErrorKind::Unsupported,
+                format!("its pixels are {other:?}; convert it to 8 bits a channel"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn convert<const N: usize>(
+    samples: &[u8],
+    pixels: &mut Vec<u8>,
+    to_rgb: impl Fn(&[u8; N]) -> [u8; 3],
+) {
+    let (samples, _) = samples.as_chunks::<N>();
+    pixels.resize(3 * samples.len(), 0);
+    for (pixel, sample) in pixels.as_chunks_mut::<3>().0.iter_mut().zip(samples) {
+        *pixel = to_rgb(sample);
+    }
+}
+
+fn guess_format(bytes: &[u8]) -> Result<ImageFormat, PrepareError> {
+    // BigTIFF, which `image` reads but does not recognise.
+    if bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B") {
+        return Ok(ImageFormat::Tiff);
+    }
+    image::guess_format(bytes).map_err(|_| unknown(bytes))
+}
+
+fn unknown(bytes: &[u8]) -> PrepareError {
+    let start: Vec<_> = bytes
+        .iter()
+        .take(4)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    PrepareError::new(
+        ErrorKind::UnknownFormat,
+        format!(
+            "not an image of a known kind (begins with {})",
+            start.join(" ")
+        ),
+    )
+}
+
+fn failed(format: ImageFormat, error: &ImageError) -> PrepareError {
+    let kind = match error {
+        ImageError::Limits(_) => ErrorKind::TooManyPixels,
+        ImageError::Unsupported(_) => ErrorKind::Unsupported,
+        error if ends_early(error) => ErrorKind::Truncated,
+        _ => ErrorKind::Corrupt,
+    };
+    PrepareError::new(kind, format!("{format:?}: {error}"))
+}
+
+/// A cut file's decoder only finds its bits wrong; the size that the file states tells.
+fn webp_failed(bytes: &[u8], error: PrepareError) -> PrepareError {
+    // The RIFF header: its name, then the number of bytes that follow.
+    let stated = bytes.get(4..8).and_then(|size| size.first_chunk());
+    let stated = stated.map_or(0, |size| 8 + u64::from(u32::from_le_bytes(*size)));
+    if error.kind() == ErrorKind::Corrupt && stated > bytes.len() as u64 {
+        let message = format!("WebP of {} bytes ends before its image does", bytes.len());
+        return PrepareError::new(ErrorKind::Truncated, message);
+    }
+    error
+}
+
+fn ends_early(error: &ImageError) -> bool {
+    let mut cause = match error {
+        ImageError::IoError(error) => return error.kind() == io::ErrorKind::UnexpectedEof,
+        other => other.source(),
+    };
+    while let Some(error) = cause {
+        let eof = error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof);
+        if eof {
+            return true;
+        }
+        cause = error.source();
+    }
+    // The decoders of GIF and TIFF hide the cause in their text.
+    let text = error.to_string().to_lowercase();
+    text.contains("unexpected end")
+        || text.contains("unexpected eof")
+        || text.contains("failed to fill")
+}

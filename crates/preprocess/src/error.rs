@@ -1,0 +1,68 @@
+use std::path::PathBuf;
+
+use thiserror::Error;
+use trommel_types::ErrorKind;
+
+/// Why a model directory gives no [`Plan`](crate::Plan).
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// No file that says how to prepare images.
+    #[error(
+        "{dir} has no preprocessor_config.json, no pretrained_cfg in config.json and no [preprocess] in trommel.toml; export the model with its image processor, or write trommel.toml"
+    )]
+    Missing {
+        /// The model directory.
+        dir: PathBuf,
+    },
+    /// A file is there but cannot be read.
+    #[error("failed to read {path}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file is no JSON or TOML.
+    #[error("{path} is malformed: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        reason: String,
+    },
+    /// A key has a value that cannot be used.
+    #[error("{path}: `{key}` is {found}, expected {expected}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value, or `missing`.
+        found: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+}
+
+/// Why an image gives no tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct PrepareError {
+    kind: ErrorKind,
+    message: String,
+}
+
+impl PrepareError {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+
+    /// The word for the row's `error_kind`.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}

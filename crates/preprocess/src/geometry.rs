@@ -1,0 +1,166 @@
+//! Sizes and offsets, rounded as the reference processors round them.
+
+use serde::Serialize;
+
+/// How an image is scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resize {
+    /// Not at all.
+    None,
+    /// To this size, whatever the aspect ratio.
+    Exact {
+        /// Rows.
+        height: u32,
+        /// Columns.
+        width: u32,
+    },
+    /// So that the shorter side has this length; the longer one is rounded down.
+    ShortestEdge(u32),
+    /// To the smallest size of the same aspect ratio that covers this one.
+    Cover {
+        /// Rows.
+        height: u32,
+        /// Columns.
+        width: u32,
+    },
+    /// To the largest size of the same aspect ratio that fits into this one.
+    Fit {
+        /// Rows.
+        height: u32,
+        /// Columns.
+        width: u32,
+    },
+}
+
+impl Resize {
+    /// The size `(width, height)` that an image of this size is scaled to.
+    ///
+    /// The longer side is `int(edge × long ÷ short)`, as in Transformers'
+    /// `get_resize_output_image_size` and torchvision's `Resize`; `Cover` and `Fit` round halves to
+    /// even, as timm's `ResizeKeepRatio`. A side that would be rounded to 0 is 1.
+    pub fn target(self, width: u32, height: u32) -> (u32, u32) {
+        let longer = |edge: u32, long: u32, short: u32| {
+            (f64::from(edge) * f64::from(long) / f64::from(short)) as u32
+        };
+        let ratios = |to_height, to_width| {
+            let ratio = |from: u32, to: u32| f64::from(from) / f64::from(to);
+            (ratio(height, to_height), ratio(width, to_width))
+        };
+        let divided = |ratio: f64| {
+            let side = |from: u32| ((f64::from(from) / ratio).round_ties_even() as u32).max(1);
+            (side(width), side(height))
+        };
+        match self {
+            Self::None => (width, height),
+            Self::Exact { height, width } => (width, height),
+            Self::ShortestEdge(edge) if width <= height => (edge, longer(edge, height, width)),
+            Self::ShortestEdge(edge) => (longer(edge, width, height), edge),
+            Self::Cover { height, width } => {
+                let (vertical, horizontal) = ratios(height, width);
+                divided(vertical.min(horizontal))
+            }
+            Self::Fit { height, width } => {
+                let (vertical, horizontal) = ratios(height, width);
+                divided(vertical.max(horizontal))
+            }
+        }
+    }
+}
+
+/// A window cut from the middle, filled up where the image is smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Crop {
+    /// Rows.
+    pub height: u32,
+    /// Columns.
+    pub width: u32,
+    /// Whose rounding the offsets follow.
+    pub rounding: Rounding,
+    /// Red, green and blue of what is filled up.
+    pub fill: [u8; 3],
+}
+
+/// Whose rounding the offsets of a crop follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rounding {
+    /// `(size − crop) // 2`, and the larger half of a padding first.
+    Transformers,
+    /// `round((size − crop) ÷ 2)`, halves to even, and the smaller half of a padding first.
+    Torchvision,
+}
+
+/// Where a crop begins along one axis, in an image of `size` of which `crop` are kept.
+///
+/// A negative number is the padding before the image.
+pub(crate) fn crop_offset(size: u32, crop: u32, rounding: Rounding) -> i64 {
+    let spare = i64::from(size) - i64::from(crop);
+    match rounding {
+        // Padding before the image is ceil(missing / 2), which is what flooring gives here.
+        Rounding::Transformers => spare.div_euclid(2),
+        Rounding::Torchvision if spare < 0 => -(-spare / 2),
+        Rounding::Torchvision => {
+            let half = spare / 2;
+            if spare % 2 == 0 || half % 2 == 0 {
+                half
+            } else {
+                half + 1
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_side_is_rounded_down() {
+        let resize = Resize::ShortestEdge(256);
+        assert_eq!(resize.target(500, 375), (341, 256));
+        assert_eq!(resize.target(375, 500), (256, 341));
+        assert_eq!(resize.target(100, 100), (256, 256));
+        assert_eq!(
+            Resize::Exact {
+                height: 2,
+                width: 3
+            }
+            .target(9, 9),
+            (3, 2)
+        );
+    }
+
+    #[test]
+    fn covering_and_fitting_keep_the_aspect_ratio() {
+        let (cover, fit) = (
+            Resize::Cover {
+                height: 256,
+                width: 320,
+            },
+            Resize::Fit {
+                height: 256,
+                width: 320,
+            },
+        );
+        // timm: ratios 375/256 and 500/320; 500 / 1.46484375 = 341.33, 375 / 1.5625 = 240.
+        assert_eq!(cover.target(500, 375), (341, 256));
+        assert_eq!(fit.target(500, 375), (320, 240));
+        assert_eq!(fit.target(1, 5000), (1, 256));
+    }
+
+    #[test]
+    fn offsets_follow_the_family() {
+        // Python: (341 - 224) // 2 = 58; round(58.5) = 58; (343 - 224) / 2 = 59.5 → 60.
+        assert_eq!(crop_offset(341, 224, Rounding::Transformers), 58);
+        assert_eq!(crop_offset(341, 224, Rounding::Torchvision), 58);
+        assert_eq!(crop_offset(343, 224, Rounding::Transformers), 59);
+        assert_eq!(crop_offset(343, 224, Rounding::Torchvision), 60);
+    }
+
+    #[test]
+    fn a_smaller_image_is_padded() {
+        assert_eq!(crop_offset(7, 10, Rounding::Transformers), -2);
+        assert_eq!(crop_offset(7, 10, Rounding::Torchvision), -1);
+    }
+}

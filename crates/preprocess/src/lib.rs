@@ -1,0 +1,56 @@
+//! Turns image bytes into the tensor a model expects. Pure: no clock, no network, no async.
+//!
+//! A [`Plan`] is read from a model's directory and says how; a [`Preparer`] carries it out, one
+//! image at a time, and keeps its buffers for the next; a [`Prepared`] is the tensor, `HWC u8`,
+//! not yet normalised. [`Limits`] bound what one image may cost, and are checked against its
+//! header before memory is taken.
+//!
+//! The tensor is the one that the model's reference processor (Pillow) gives, to one grey level
+//! (large images of noise and hard edges: 3 values of 36 million were two levels off):
+//! decoding by libjpeg-turbo with its default flags, resizing one axis at a time with bytes between,
+//! sizes and crop offsets rounded as the processor's family rounds them. References are Pillow 13
+//! and the Pillow processors of Transformers 5.23 and timm 1.0. Colour follows Pillow's
+//! `convert("RGB")`: alpha is dropped and not blended, a palette is looked up, 16-bit gray is
+//! clipped at 255 and 16-bit colour keeps its high byte, CMYK is multiplied out. The image is
+//! turned upright by its EXIF or XMP orientation, as by Pillow's `exif_transpose`; of an animation
+//! the first frame counts.
+//!
+//! A file that ends before its image does is an error. Of other damage, a JPEG's is decoded as far
+//! as libjpeg goes, as Pillow does; in the other formats it is an error, where Pillow may go on
+//! (after a wrong checksum in PNG, say).
+//!
+//! Deliberately absent: normalisation, which happens next to the model (see [`Plan::normalization`]),
+//! and colour profiles, which the reference processors ignore too.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use std::sync::Arc;
+//! use trommel_preprocess::{Limits, Plan, Preparer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let plan = Arc::new(Plan::load(Path::new("models/digits"))?);
+//! let mut preparer = Preparer::new(plan, Limits::default());
+//! let tensor = preparer.prepare(&std::fs::read("seven.jpg")?)?;
+//! assert_eq!(tensor.pixels.len(), tensor.shape.len());
+//! # Ok(())
+//! # }
+//! ```
+
+mod bmp;
+mod config;
+mod decode;
+mod error;
+mod geometry;
+mod gif;
+mod ink;
+mod jpeg;
+mod kernel;
+mod markers;
+mod plan;
+mod preparer;
+mod resize;
+
+pub use error::{ConfigError, PrepareError};
+pub use geometry::{Crop, Resize, Rounding};
+pub use plan::{ChannelOrder, Plan, Resample};
+pub use preparer::{Limits, Prepared, Preparer};

@@ -1,0 +1,148 @@
+use std::sync::Arc;
+
+use trommel_types::{ErrorKind, ImageSize, Shape};
+
+use crate::decode::Decoder;
+use crate::resize::Scaler;
+use crate::{Plan, PrepareError};
+
+/// What one image may cost. Checked against its header, before memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Encoded bytes.
+    pub max_bytes: u64,
+    /// Pixels.
+    pub max_pixels: u64,
+    /// Longer side in pixels.
+    pub max_side: u32,
+}
+
+/// The limits of Pillow (pixels) and JPEG (side), and 256 MiB.
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_bytes: 256 << 20,
+            max_pixels: 178_956_970,
+            max_side: 65_535,
+        }
+    }
+}
+
+impl Limits {
+    pub(crate) fn check_bytes(&self, bytes: &[u8]) -> Result<(), PrepareError> {
+        if bytes.is_empty() {
+            return Err(PrepareError::new(ErrorKind::Empty, "holds no bytes"));
+        }
+        let length = bytes.len() as u64;
+        if length > self.max_bytes {
+            return Err(PrepareError::new(
+                ErrorKind::TooLarge,
+                format!(
+                    "{length} bytes, more than preprocess.max-bytes = {} allows",
+                    self.max_bytes
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_size(&self, width: u32, height: u32) -> Result<(), PrepareError> {
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels == 0 {
+            return Err(PrepareError::new(
+                ErrorKind::Corrupt,
+                "has a side of 0 pixels",
+            ));
+        }
+        if pixels > self.max_pixels || width.max(height) > self.max_side {
+            return Err(PrepareError::new(
+                ErrorKind::TooManyPixels,
+                format!(
+                    "{width}×{height} pixels, more than preprocess.max-pixels = {} or max-side = {} allows",
+                    self.max_pixels, self.max_side
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// One image as a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prepared {
+    /// `HWC u8`, not yet normalised.
+    pub pixels: Vec<u8>,
+    /// Shape of `pixels`.
+    pub shape: Shape,
+    /// Size of the image as stored, upright.
+    pub original: ImageSize,
+}
+
+/// Prepares one image after another and keeps its buffers between them. One for each thread.
+pub struct Preparer {
+    plan: Arc<Plan>,
+    limits: Limits,
+    decoder: Decoder,
+    scaler: Scaler,
+    original: Option<ImageSize>,
+}
+
+/// Buffers beyond this are given back after use, so that one huge image does not stay in memory.
+const KEPT_BYTES: usize = 64 << 20;
+
+impl Preparer {
+    /// Prepares by `plan`, within `limits`.
+    pub fn new(plan: Arc<Plan>, limits: Limits) -> Self {
+        Self {
+            plan,
+            limits,
+            decoder: Decoder::new(),
+            scaler: Scaler::new(),
+            original: None,
+        }
+    }
+
+    /// Decodes and resizes.
+    ///
+    /// # Errors
+    /// See [`Preparer::decode`].
+    pub fn prepare(&mut self, bytes: &[u8]) -> Result<Prepared, PrepareError> {
+        self.decode(bytes)?;
+        self.resize()
+    }
+
+    /// The first half of [`Preparer::prepare`]: decodes, to be resized next.
+    ///
+    /// # Errors
+    /// When the bytes are no image that is read, are damaged, or exceed the limits.
+    pub fn decode(&mut self, bytes: &[u8]) -> Result<(), PrepareError> {
+        self.original = None;
+        if self.decoder.held() + self.scaler.held() > KEPT_BYTES {
+            self.decoder = Decoder::new();
+            self.scaler = Scaler::new();
+        }
+        self.original = Some(self.decoder.decode(bytes, &self.limits)?);
+        Ok(())
+    }
+
+    /// The second half: resizes and crops what was decoded last.
+    ///
+    /// # Errors
+    /// When the last [`Preparer::decode`] failed, or there was none.
+    pub fn resize(&mut self) -> Result<Prepared, PrepareError> {
+        let original = self
+            .original
+            .ok_or_else(|| PrepareError::new(ErrorKind::Corrupt, "nothing was decoded"))?;
+        let (target_width, target_height) =
+            self.plan.resize.target(original.width, original.height);
+        // A very long image would be scaled up without bound by its shorter side.
+        self.limits
+            .check_size(target_width.max(1), target_height.max(1))?;
+        let (pixels, shape) = self.scaler.run(self.decoder.image(), &self.plan);
+        Ok(Prepared {
+            pixels,
+            shape,
+            original,
+        })
+    }
+}

@@ -1,0 +1,230 @@
+//! Files that are no images: each has its kind, and none disturbs the next image.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a fixture that is missing fails the test"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_types::ErrorKind;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn preparer(limits: Limits) -> Preparer {
+    let plan = Plan::load(&fixtures().join("configs/clip")).unwrap();
+    Preparer::new(Arc::new(plan), limits)
+}
+
+fn image(name: &str) -> Vec<u8> {
+    fs::read(fixtures().join("images").join(name)).unwrap()
+}
+
+/// The files of `broken`, by the kind that their folder names.
+fn broken() -> BTreeMap<String, Vec<PathBuf>> {
+    let list = |folder: &Path| {
+        let mut paths: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        paths.sort();
+        paths
+    };
+    let name = |folder: &Path| folder.file_name().unwrap().to_str().unwrap().to_owned();
+    let folders = list(&fixtures().join("broken"));
+    folders
+        .iter()
+        .map(|folder| (name(folder), list(folder)))
+        .collect()
+}
+
+#[test]
+fn every_broken_file_has_the_kind_of_its_folder() {
+    let mut preparer = preparer(Limits::default());
+    let good = image("photo.jpg");
+    let tensor = preparer.prepare(&good).unwrap();
+    let mut wrong = Vec::new();
+    for (kind, paths) in broken() {
+        for path in paths {
+            match preparer.prepare(&fs::read(&path).unwrap()) {
+                Ok(_) => wrong.push(format!("{path:?}: no error")),
+                Err(error) if error.kind().as_str() != kind => {
+                    wrong.push(format!("{path:?}: {} ({error})", error.kind()));
+                }
+                Err(error) => assert!(!error.to_string().is_empty(), "{path:?}"),
+            }
+            assert_eq!(preparer.prepare(&good).unwrap(), tensor, "after {path:?}");
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} files:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+    let kinds: Vec<_> = broken().into_keys().collect();
+    let expected = [
+        "corrupt",
+        "empty",
+        "too_many_pixels",
+        "truncated",
+        "unknown_format",
+        "unsupported",
+    ];
+    assert_eq!(kinds, expected);
+}
+
+#[test]
+fn limits_are_checked_before_decoding() {
+    let kind = |limits: Limits, name: &str| {
+        preparer(limits)
+            .prepare(&image(name))
+            .map(|_| ())
+            .map_err(|error| error.kind())
+    };
+    let standard = Limits::default();
+    let length = image("photo.jpg").len() as u64;
+    let too_many = Err(ErrorKind::TooManyPixels);
+    assert_eq!(
+        kind(
+            Limits {
+                max_bytes: length,
+                ..standard
+            },
+            "photo.jpg"
+        ),
+        Ok(())
+    );
+    assert_eq!(
+        kind(
+            Limits {
+                max_bytes: length - 1,
+                ..standard
+            },
+            "photo.jpg"
+        ),
+        Err(ErrorKind::TooLarge)
+    );
+    // 320 × 240
+    assert_eq!(
+        kind(
+            Limits {
+                max_pixels: 76_800,
+                ..standard
+            },
+            "photo.jpg"
+        ),
+        Ok(())
+    );
+    assert_eq!(
+        kind(
+            Limits {
+                max_pixels: 76_799,
+                ..standard
+            },
+            "photo.jpg"
+        ),
+        too_many
+    );
+    assert_eq!(
+        kind(
+            Limits {
+                max_side: 319,
+                ..standard
+            },
+            "photo.jpg"
+        ),
+        too_many
+    );
+    for name in [
+        "rgb.png",
+        "webp_lossy.webp",
+        "gif_plain.gif",
+        "bmp_rgb.bmp",
+        "tiff_lzw.tif",
+    ] {
+        assert_eq!(
+            kind(
+                Limits {
+                    max_pixels: 100,
+                    ..standard
+                },
+                name
+            ),
+            too_many,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_thin_image_is_not_scaled_up_without_bound() {
+    let mut preparer = preparer(Limits {
+        max_pixels: 20_000,
+        ..Limits::default()
+    });
+    // 301 × 29 becomes 415 × 40, and within these limits no larger image may arise.
+    assert!(preparer.prepare(&image("wide.jpg")).is_ok());
+    let mut preparer = self::preparer(Limits {
+        max_pixels: 16_000,
+        ..Limits::default()
+    });
+    let error = preparer.prepare(&image("wide.jpg")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooManyPixels);
+}
+
+#[test]
+fn resizing_without_an_image_is_an_error() {
+    let mut preparer = preparer(Limits::default());
+    assert!(preparer.resize().is_err());
+    preparer.decode(&image("photo.jpg")).unwrap();
+    assert!(preparer.decode(b"no image").is_err());
+    assert!(preparer.resize().is_err());
+}
+
+/// Cuts and changed bytes at many places: an image or an error, and never a panic.
+#[test]
+fn no_damage_panics() {
+    let mut preparer = preparer(Limits {
+        max_pixels: 1 << 20,
+        ..Limits::default()
+    });
+    let mut state = 0x5EED_u64;
+    let mut random = |below: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let (mut images, mut errors) = (0, 0);
+    for entry in fs::read_dir(fixtures().join("images")).unwrap() {
+        let bytes = fs::read(entry.unwrap().path()).unwrap();
+        for round in 0..30 {
+            let mut damaged = bytes.clone();
+            if round % 3 == 0 {
+                damaged.truncate(random(bytes.len()));
+            } else {
+                for _ in 0..=random(4) {
+                    let place = random(if round % 3 == 1 {
+                        bytes.len()
+                    } else {
+                        bytes.len().min(64)
+                    });
+                    damaged[place] = random(256) as u8;
+                }
+            }
+            match preparer.prepare(&damaged) {
+                Ok(_) => images += 1,
+                Err(_) => errors += 1,
+            }
+        }
+    }
+    println!("{images} images, {errors} errors");
+    assert!(images > 0 && errors > 0);
+}

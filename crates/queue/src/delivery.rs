@@ -1,0 +1,115 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::QueueError;
+
+/// One hand-out of a message. Settle it, or it is repeated when its deadline has passed.
+pub struct Delivery<T> {
+    message: Arc<T>,
+    attempt: u32,
+    handle: Box<dyn Handle>,
+}
+
+/// What the queue is told once the work on a delivery has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Disposition {
+    /// The effect is durable. A word that is lost only costs a harmless repeat.
+    Done,
+    /// Another attempt may succeed, not before `after` has passed.
+    Retry {
+        /// Time to wait.
+        after: Duration,
+    },
+    /// No attempt can succeed.
+    DeadLetter {
+        /// A sentence for people.
+        reason: String,
+    },
+}
+
+/// What an implementation does with a delivery.
+#[async_trait]
+pub trait Handle: Send + Sync {
+    /// See [`Delivery::settle`].
+    async fn settle(self: Box<Self>, disposition: Disposition) -> Result<(), QueueError>;
+
+    /// See [`Delivery::extend`].
+    async fn extend(&self) -> Result<(), QueueError>;
+
+    /// See [`Delivery::keep_alive`].
+    fn keep_alive(&self) -> KeepAlive;
+}
+
+impl<T> Delivery<T> {
+    /// A delivery of `message`; `attempt` counts from 1.
+    pub fn new(message: Arc<T>, attempt: u32, handle: Box<dyn Handle>) -> Self {
+        Self {
+            message,
+            attempt,
+            handle,
+        }
+    }
+
+    /// What is to be worked on.
+    pub fn message(&self) -> &Arc<T> {
+        &self.message
+    }
+
+    /// Which delivery of the message this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Tells the queue what became of the work.
+    ///
+    /// # Errors
+    /// [`Expired`](crate::QueueErrorKind::Expired) when the deadline has passed; the message is
+    /// another delivery's now and this word has no effect.
+    pub async fn settle(self, disposition: Disposition) -> Result<(), QueueError> {
+        self.handle.settle(disposition).await
+    }
+
+    /// Starts the deadline anew.
+    ///
+    /// # Errors
+    /// As [`Delivery::settle`].
+    pub async fn extend(&self) -> Result<(), QueueError> {
+        self.handle.extend().await
+    }
+
+    /// Keeps the deadline from passing for as long as the guard lives.
+    pub fn keep_alive(&self) -> KeepAlive {
+        self.handle.keep_alive()
+    }
+}
+
+impl<T> fmt::Debug for Delivery<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery")
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps a delivery's deadline from passing; see [`Delivery::keep_alive`].
+pub struct KeepAlive {
+    _guard: Box<dyn Send + Sync>,
+}
+
+impl KeepAlive {
+    /// A guard whose drop ends the extension.
+    pub fn new(guard: impl Send + Sync + 'static) -> Self {
+        Self {
+            _guard: Box::new(guard),
+        }
+    }
+}
+
+impl fmt::Debug for KeepAlive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeepAlive")
+    }
+}

@@ -1,0 +1,107 @@
+//! At-least-once work queues: JetStream for many machines, in-process for one.
+//!
+//! A [`Queue`] stores messages and hands each out as a [`Delivery`]; the consumer says by a
+//! [`Disposition`] what became of it. [`MemoryQueue`] is the queue inside one process.
+//!
+//! Guarantees, which `testsuite` states as tests and every implementation passes:
+//! - A publish returns once the message is stored, and waits while the queue is full.
+//! - A message is delivered until a delivery of it is settled as done or dead-lettered. A delivery
+//!   that is neither settled nor extended within `ack_wait` is repeated, its attempt one higher.
+//! - First deliveries come in the order of publishing. Repeats come before what has not been
+//!   delivered yet.
+//! - A second publish of an id within the deduplication window is dropped and says so.
+//! - Publish and pull are cancel-safe: dropping either future loses nothing and leaves nothing
+//!   half-done.
+//!
+//! Deliberately absent: exactly-once delivery (the sink makes it so), priorities (a lane is a queue
+//! of its own), and retention of what is settled.
+//!
+//! ```
+//! use std::time::Duration;
+//! use trommel_queue::{Disposition, MemoryQueue, MemoryQueueConfig, Queue};
+//! use trommel_types::{Content, ImageRef};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), trommel_queue::QueueError> {
+//! let queue = MemoryQueue::new(MemoryQueueConfig { capacity: 100, ..Default::default() });
+//! let image = ImageRef {
+//!     job: "photos".into(),
+//!     index: 0,
+//!     uri: "photos/cat.jpg".to_owned(),
+//!     content: Content::Whole,
+//!     etag: None,
+//!     size: None,
+//!     columns: Vec::new(),
+//! };
+//! queue.publish("photos/0", image).await?;
+//!
+//! for delivery in queue.pull(16, Duration::from_secs(1)).await? {
+//!     assert_eq!((delivery.message().index, delivery.attempt()), (0, 1));
+//!     delivery.settle(Disposition::Done).await?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod delivery;
+mod error;
+mod memory;
+#[cfg(feature = "testsuite")]
+pub mod testsuite;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use trommel_types::Message;
+
+pub use delivery::{Delivery, Disposition, Handle, KeepAlive};
+pub use error::{QueueError, QueueErrorKind};
+pub use memory::{MemoryQueue, MemoryQueueConfig};
+
+/// A bounded store of messages that are to be worked on.
+#[async_trait]
+pub trait Queue<T: Message>: Send + Sync {
+    /// Stores a message under an id that names it for ever; waits while the queue is full.
+    ///
+    /// Cancel-safe: a publish that is dropped has stored the message or has not. To find out,
+    /// publish again with the same id.
+    ///
+    /// # Errors
+    /// Those that no waiting cures.
+    async fn publish(&self, id: &str, message: T) -> Result<Published, QueueError>;
+
+    /// Takes up to `limit` deliveries. Waits up to `expiry` for the first one and for no further
+    /// one; nothing by then is an empty list.
+    ///
+    /// Cancel-safe: a pull that is dropped takes nothing and counts as no attempt.
+    ///
+    /// # Errors
+    /// Those that no waiting cures.
+    async fn pull(&self, limit: usize, expiry: Duration) -> Result<Vec<Delivery<T>>, QueueError>;
+
+    /// Counts of what the queue holds; a moment's view.
+    ///
+    /// # Errors
+    /// When the queue cannot be asked.
+    async fn stats(&self) -> Result<QueueStats, QueueError>;
+}
+
+/// What a publish did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// The message is stored.
+    Stored,
+    /// A message of this id was stored before; this one was dropped.
+    Duplicate,
+}
+
+/// What a queue holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Messages to be delivered, those whose retry is delayed included.
+    pub waiting: u64,
+    /// Deliveries that are neither settled nor expired.
+    pub in_flight: u64,
+    /// Messages dead-lettered so far.
+    pub dead_letters: u64,
+}

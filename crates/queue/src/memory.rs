@@ -1,0 +1,361 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, timeout_at};
+use trommel_types::Message;
+
+use crate::delivery::Handle;
+use crate::{Delivery, Disposition, KeepAlive, Published, Queue, QueueError, QueueStats};
+
+/// Limits of a [`MemoryQueue`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryQueueConfig {
+    /// Messages held at once, waiting and in flight; at least 1.
+    pub capacity: usize,
+    /// Time a delivery may stay unsettled before it is repeated.
+    pub ack_wait: Duration,
+    /// Ids remembered for deduplication, the most recent ones.
+    pub dedupe_window: usize,
+}
+
+impl Default for MemoryQueueConfig {
+    fn default() -> Self {
+        Self {
+            capacity: 1024,
+            ack_wait: Duration::from_secs(60),
+            dedupe_window: 16_384,
+        }
+    }
+}
+
+/// A work queue inside one process. Its content ends with the process.
+///
+/// Deadlines are looked at by whoever pulls, so a queue that nobody pulls from costs nothing.
+pub struct MemoryQueue<T> {
+    shared: Arc<Shared<T>>,
+}
+
+struct Shared<T> {
+    config: MemoryQueueConfig,
+    state: Mutex<State<T>>,
+    /// One permit for each message that may be added.
+    room: Semaphore,
+    /// Told when a message becomes deliverable, or a deadline earlier.
+    changed: Notify,
+}
+
+struct State<T> {
+    next_sequence: u64,
+    waiting: VecDeque<Entry<T>>,
+    delayed: BTreeMap<(Instant, u64), Entry<T>>,
+    in_flight: HashMap<u64, InFlight<T>>,
+    /// `(deadline, sequence)` of all that is in flight.
+    deadlines: BTreeSet<(Instant, u64)>,
+    ids: HashSet<Arc<str>>,
+    /// `ids` from the oldest to the newest.
+    ids_by_age: VecDeque<Arc<str>>,
+    dead_letters: u64,
+}
+
+struct Entry<T> {
+    sequence: u64,
+    message: Arc<T>,
+    deliveries: u32,
+}
+
+struct InFlight<T> {
+    entry: Entry<T>,
+    deadline: Instant,
+    kept_alive: u32,
+}
+
+impl<T: Message> MemoryQueue<T> {
+    /// An empty queue.
+    pub fn new(config: MemoryQueueConfig) -> Self {
+        let room = Semaphore::new(config.capacity.max(1));
+        let state = State {
+            next_sequence: 0,
+            waiting: VecDeque::new(),
+            delayed: BTreeMap::new(),
+            in_flight: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            ids: HashSet::new(),
+            ids_by_age: VecDeque::new(),
+            dead_letters: 0,
+        };
+        let shared = Shared {
+            config,
+            state: Mutex::new(state),
+            room,
+            changed: Notify::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+}
+
+#[async_trait]
+impl<T: Message> Queue<T> for MemoryQueue<T> {
+    async fn publish(&self, id: &str, message: T) -> Result<Published, QueueError> {
+        // A duplicate needs no room, so it must not wait for any.
+        if self.shared.lock().ids.contains(id) {
+            return Ok(Published::Duplicate);
+        }
+        let room = self
+            .shared
+            .room
+            .acquire()
+            .await
+            .expect("the semaphore is never closed");
+        let published = self
+            .shared
+            .lock()
+            .add(id, message, self.shared.config.dedupe_window);
+        if published == Published::Stored {
+            room.forget(); // given back when the message is settled for good
+            self.shared.changed.notify_one();
+        }
+        Ok(published)
+    }
+
+    async fn pull(&self, limit: usize, expiry: Duration) -> Result<Vec<Delivery<T>>, QueueError> {
+        let end = Instant::now() + expiry;
+        loop {
+            let mut changed = std::pin::pin!(self.shared.changed.notified());
+            changed.as_mut().enable(); // from here on no change goes unseen
+            let now = Instant::now();
+            let (entries, more, next_event) = {
+                let mut state = self.shared.lock();
+                state.revive(now, self.shared.config.ack_wait);
+                let entries = state.deliver(limit, now + self.shared.config.ack_wait);
+                (entries, !state.waiting.is_empty(), state.next_event())
+            };
+            if more {
+                self.shared.changed.notify_one(); // one word of change may stand for many
+            }
+            if !entries.is_empty() {
+                return Ok(entries
+                    .into_iter()
+                    .map(|entry| self.delivery(entry))
+                    .collect());
+            }
+            if now >= end {
+                return Ok(Vec::new());
+            }
+            let wake = next_event.map_or(end, |event| event.min(end));
+            // Time out or not: look again.
+            drop(timeout_at(wake, changed).await);
+        }
+    }
+
+    async fn stats(&self) -> Result<QueueStats, QueueError> {
+        let state = self.shared.lock();
+        Ok(QueueStats {
+            waiting: (state.waiting.len() + state.delayed.len()) as u64,
+            in_flight: state.in_flight.len() as u64,
+            dead_letters: state.dead_letters,
+        })
+    }
+}
+
+impl<T: Message> MemoryQueue<T> {
+    fn delivery(&self, (sequence, attempt, message): (u64, u32, Arc<T>)) -> Delivery<T> {
+        let shared = Arc::clone(&self.shared);
+        Delivery::new(
+            message,
+            attempt,
+            Box::new(MemoryHandle {
+                shared,
+                sequence,
+                attempt,
+            }),
+        )
+    }
+}
+
+impl<T> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // No code that runs under the lock panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> State<T> {
+    fn add(&mut self, id: &str, message: T, dedupe_window: usize) -> Published {
+        let id: Arc<str> = id.into();
+        if !self.ids.insert(Arc::clone(&id)) {
+            return Published::Duplicate;
+        }
+        self.ids_by_age.push_back(id);
+        if self.ids_by_age.len() > dedupe_window
+            && let Some(oldest) = self.ids_by_age.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.waiting.push_back(Entry {
+            sequence,
+            message: Arc::new(message),
+            deliveries: 0,
+        });
+        Published::Stored
+    }
+
+    /// Makes deliverable again whose delay or deadline has passed; oldest first, before all else.
+    fn revive(&mut self, now: Instant, ack_wait: Duration) {
+        let mut revived = Vec::new();
+        while let Some(due) = self
+            .delayed
+            .first_entry()
+            .filter(|first| first.key().0 <= now)
+        {
+            revived.push(due.remove());
+        }
+        while let Some(&(deadline, sequence)) = self.deadlines.first()
+            && deadline <= now
+        {
+            self.deadlines.pop_first();
+            let Some(mut expired) = self.in_flight.remove(&sequence) else {
+                continue;
+            };
+            if expired.kept_alive > 0 {
+                expired.deadline = now + ack_wait;
+                self.deadlines.insert((expired.deadline, sequence));
+                self.in_flight.insert(sequence, expired);
+            } else {
+                revived.push(expired.entry);
+            }
+        }
+        revived.sort_unstable_by_key(|entry| entry.sequence);
+        for entry in revived.into_iter().rev() {
+            self.waiting.push_front(entry);
+        }
+    }
+
+    fn deliver(&mut self, limit: usize, deadline: Instant) -> Vec<(u64, u32, Arc<T>)> {
+        let count = limit.min(self.waiting.len());
+        let mut delivered = Vec::with_capacity(count);
+        for mut entry in self.waiting.drain(..count) {
+            entry.deliveries += 1;
+            delivered.push((entry.sequence, entry.deliveries, Arc::clone(&entry.message)));
+            self.deadlines.insert((deadline, entry.sequence));
+            let sequence = entry.sequence;
+            self.in_flight.insert(
+                sequence,
+                InFlight {
+                    entry,
+                    deadline,
+                    kept_alive: 0,
+                },
+            );
+        }
+        delivered
+    }
+
+    /// When `revive` will next have something to do.
+    fn next_event(&self) -> Option<Instant> {
+        let delayed = self.delayed.first_key_value().map(|((due, _), _)| *due);
+        let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
+        delayed.into_iter().chain(deadline).min()
+    }
+
+    /// The delivery `(sequence, attempt)`, if it is still the valid one.
+    fn valid(
+        &mut self,
+        sequence: u64,
+        attempt: u32,
+        now: Instant,
+    ) -> Result<&mut InFlight<T>, QueueError> {
+        self.in_flight
+            .get_mut(&sequence)
+            .filter(|found| found.entry.deliveries == attempt)
+            .filter(|found| found.deadline > now || found.kept_alive > 0)
+            .ok_or_else(|| QueueError::expired(attempt))
+    }
+
+    fn set_deadline(&mut self, sequence: u64, deadline: Instant) {
+        if let Some(found) = self.in_flight.get_mut(&sequence) {
+            self.deadlines.remove(&(found.deadline, sequence));
+            found.deadline = deadline;
+            self.deadlines.insert((deadline, sequence));
+        }
+    }
+}
+
+struct MemoryHandle<T> {
+    shared: Arc<Shared<T>>,
+    sequence: u64,
+    attempt: u32,
+}
+
+#[async_trait]
+impl<T: Message> Handle for MemoryHandle<T> {
+    async fn settle(self: Box<Self>, disposition: Disposition) -> Result<(), QueueError> {
+        let now = Instant::now();
+        let mut state = self.shared.lock();
+        state.valid(self.sequence, self.attempt, now)?;
+        if let Some(settled) = state.in_flight.remove(&self.sequence) {
+            state.deadlines.remove(&(settled.deadline, self.sequence));
+            match disposition {
+                Disposition::Done => self.shared.room.add_permits(1),
+                Disposition::DeadLetter { .. } => {
+                    state.dead_letters += 1;
+                    self.shared.room.add_permits(1);
+                }
+                Disposition::Retry { after } => {
+                    state
+                        .delayed
+                        .insert((now + after, self.sequence), settled.entry);
+                    self.shared.changed.notify_one();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn extend(&self) -> Result<(), QueueError> {
+        let now = Instant::now();
+        let mut state = self.shared.lock();
+        state.valid(self.sequence, self.attempt, now)?;
+        state.set_deadline(self.sequence, now + self.shared.config.ack_wait);
+        Ok(())
+    }
+
+    fn keep_alive(&self) -> KeepAlive {
+        let mut state = self.shared.lock();
+        if let Ok(valid) = state.valid(self.sequence, self.attempt, Instant::now()) {
+            valid.kept_alive += 1;
+        }
+        let shared = Arc::clone(&self.shared);
+        KeepAlive::new(Kept {
+            shared,
+            sequence: self.sequence,
+            attempt: self.attempt,
+        })
+    }
+}
+
+/// Ends a delivery's extension when dropped.
+struct Kept<T> {
+    shared: Arc<Shared<T>>,
+    sequence: u64,
+    attempt: u32,
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        let now = Instant::now();
+        if let Ok(valid) = state.valid(self.sequence, self.attempt, now)
+            && valid.kept_alive > 0
+        {
+            valid.kept_alive -= 1;
+            state.set_deadline(self.sequence, now + self.shared.config.ack_wait);
+        }
+    }
+}

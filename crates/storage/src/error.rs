@@ -1,0 +1,167 @@
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+
+use thiserror::Error;
+
+/// What could not be read or stored.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct StorageError {
+    kind: StorageErrorKind,
+    message: String,
+    #[source]
+    source: Option<io::Error>,
+}
+
+/// The kinds of [`StorageError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StorageErrorKind {
+    /// There is no such object.
+    NotFound,
+    /// The system refused access.
+    PermissionDenied,
+    /// The object is there but reading it failed; another attempt may succeed.
+    Unreadable,
+    /// The object is nothing that can be read as an image, such as a pipe or a folder.
+    NotAFile,
+    /// The object holds no bytes.
+    Empty,
+    /// The object is larger than the limit.
+    TooLarge,
+    /// What the user named as source cannot be one.
+    InvalidSource,
+    /// What the user named as destination cannot be one.
+    InvalidDestination,
+    /// Results that are none of Trommel's, or finished ones, stand in the way.
+    OutputExists,
+    /// The destination holds rows of another job.
+    OutputOfAnotherJob,
+    /// Another process writes there.
+    Locked,
+    /// Another process has committed the same part first.
+    LostRace,
+    /// The disk is full.
+    NoSpace,
+    /// Writing failed for another reason.
+    WriteFailed,
+    /// The source does not list what it listed before.
+    SourceChanged,
+    /// A file of Trommel's is damaged.
+    Corrupt,
+    /// A job was to be finished whose rows are not all committed.
+    Incomplete,
+}
+
+impl StorageError {
+    pub(crate) fn new(kind: StorageErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// What the user named as source cannot be one.
+    pub(crate) fn invalid_source(message: impl Into<String>) -> Self {
+        Self::new(StorageErrorKind::InvalidSource, message)
+    }
+
+    /// What the user named as source cannot be opened.
+    pub(crate) fn source(path: &Path, error: io::Error) -> Self {
+        let (kind, remedy) = match error.kind() {
+            io::ErrorKind::NotFound => (
+                StorageErrorKind::NotFound,
+                "; check its spelling and the folder you are in",
+            ),
+            io::ErrorKind::PermissionDenied => (
+                StorageErrorKind::PermissionDenied,
+                "; give yourself the right to read it",
+            ),
+            _ => (StorageErrorKind::InvalidSource, ""),
+        };
+        Self {
+            kind,
+            message: format!("source {}: {error}{remedy}", path.display()),
+            source: Some(error),
+        }
+    }
+
+    /// A failure to read `what`.
+    pub fn read(what: impl Display, error: io::Error) -> Self {
+        let kind = match error.kind() {
+            // No file can have such a path, so no other attempt will find it either.
+            io::ErrorKind::NotFound
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidFilename
+            | io::ErrorKind::InvalidInput => StorageErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied => StorageErrorKind::PermissionDenied,
+            _ => StorageErrorKind::Unreadable,
+        };
+        Self {
+            kind,
+            message: format!("failed to read {what}: {error}"),
+            source: Some(error),
+        }
+    }
+
+    /// An object of `size` bytes where `limit` are allowed.
+    pub(crate) fn too_large(what: impl Display, size: u64, limit: u64) -> Self {
+        let message =
+            format!("{what} holds {size} bytes, more than preprocess.max-bytes = {limit} allows");
+        Self::new(StorageErrorKind::TooLarge, message)
+    }
+
+    /// A failure to write to `path`.
+    pub(crate) fn write(path: &Path, error: io::Error) -> Self {
+        let path = path.display();
+        let (kind, message) = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
+                StorageErrorKind::NoSpace,
+                format!(
+                    "no space left to write {path}; what is committed is kept, so free some and run the same command again"
+                ),
+            ),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (
+                StorageErrorKind::PermissionDenied,
+                format!("not allowed to write {path}: {error}; choose another --output"),
+            ),
+            _ => (
+                StorageErrorKind::WriteFailed,
+                format!("failed to write {path}: {error}"),
+            ),
+        };
+        Self {
+            kind,
+            message,
+            source: Some(error),
+        }
+    }
+
+    /// A failure to write to an open stream.
+    pub fn stream(name: &str, error: io::Error) -> Self {
+        let message = format!("failed to write to {name}: {error}");
+        Self {
+            kind: StorageErrorKind::WriteFailed,
+            message,
+            source: Some(error),
+        }
+    }
+
+    /// A damaged file of Trommel's.
+    pub(crate) fn corrupt(path: &Path, reason: impl Display) -> Self {
+        Self::new(
+            StorageErrorKind::Corrupt,
+            format!(
+                "{} is damaged ({reason}); remove it to have its rows written again",
+                path.display()
+            ),
+        )
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> StorageErrorKind {
+        self.kind
+    }
+}

@@ -1,0 +1,40 @@
+//! Where images come from and where rows go: folders, manifests and archives; Parquet, JSON Lines,
+//! CSV.
+//!
+//! A [`Source`] lists images as [`Found`]s, in the same order every time, and fetches the bytes of
+//! each. A [`Destination`] says where rows go; a [`PartSink`] commits them there in parts. A
+//! [`SourceCheck`] compares a listing with what is committed. [`read_rows`] reads results back.
+//!
+//! Guarantees. A part appears whole or not at all, is durable before [`PartSink::commit`] returns,
+//! and is its own commit record: a sink that starts again knows from the parts alone which indices
+//! are committed. No index is committed twice. Listing holds the names of one folder a level, never
+//! of a whole tree, and a listing that is cut short ends in an error.
+//!
+//! Deliberately absent: retries and queues, which are the worker's, and any knowledge of what the
+//! images show.
+//!
+//! ```no_run
+//! use futures::StreamExt;
+//! use trommel_storage::{SourceOptions, open_source};
+//!
+//! # async fn example() -> Result<(), trommel_storage::StorageError> {
+//! let source = open_source(&["photos".to_owned()], &SourceOptions::default())?;
+//! let mut listing = source.list();
+//! while let Some(found) = listing.next().await {
+//!     println!("{}", found?.uri);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod sink;
+mod source;
+mod uri;
+
+pub use error::{StorageError, StorageErrorKind};
+pub use sink::{
+    Committed, Destination, FailureSummary, Format, JobRecord, JsonLines, Opened, PartSink,
+    PartSummary, ResultRow, Runs, SourceCheck, Summary, read_rows,
+};
+pub use source::{Found, Source, SourceOptions, open_source};

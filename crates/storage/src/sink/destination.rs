@@ -1,0 +1,249 @@
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::uri::remote_scheme;
+use crate::{StorageError, StorageErrorKind};
+
+/// Where rows go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Destination {
+    /// The folder that holds the parts.
+    pub(super) parts: PathBuf,
+    /// The single file that the parts become in the end.
+    pub(super) file: Option<PathBuf>,
+    pub(super) format: Format,
+}
+
+/// The encodings of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Apache Parquet, zstd.
+    Parquet,
+    /// One JSON object a line.
+    Jsonl,
+    /// RFC 4180, with a header.
+    Csv,
+}
+
+impl Format {
+    pub(super) const ALL: [Self; 3] = [Self::Parquet, Self::Jsonl, Self::Csv];
+
+    /// The suffix of its files, which is also its name.
+    pub(super) fn extension(self) -> &'static str {
+        match self {
+            Self::Parquet => "parquet",
+            Self::Jsonl => "jsonl",
+            Self::Csv => "csv",
+        }
+    }
+
+    pub(super) fn of_path(path: &Path) -> Option<Self> {
+        Self::of_suffix(path.extension()?.to_str()?)
+    }
+
+    fn of_suffix(suffix: &str) -> Option<Self> {
+        match suffix.to_ascii_lowercase().as_str() {
+            "parquet" => Some(Self::Parquet),
+            "jsonl" | "ndjson" => Some(Self::Jsonl),
+            "csv" => Some(Self::Csv),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.extension())
+    }
+}
+
+impl Destination {
+    /// Reads what a user typed: `x.parquet`, `x.jsonl` (or `.ndjson`) and `x.csv` are single files;
+    /// a name that ends with `/`, has no suffix or is a folder already is a folder of parts in
+    /// `part_format`, unless another one follows it, as in `folder/?format=jsonl`.
+    ///
+    /// # Errors
+    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) for what rows cannot go to.
+    pub fn parse(text: &str, part_format: Format) -> Result<Self, StorageError> {
+        let invalid = |reason: &str| {
+            let message = format!("output {text}: {reason}");
+            StorageError::new(StorageErrorKind::InvalidDestination, message)
+        };
+        if text.is_empty() {
+            return Err(StorageError::new(
+                StorageErrorKind::InvalidDestination,
+                "the output has no name; use a file such as results.parquet or a folder",
+            ));
+        }
+        if let Some(scheme) = remote_scheme(text) {
+            return Err(invalid(match scheme {
+                "s3" | "postgres" | "postgresql" => {
+                    "comes with the distributed release; name a local file or folder"
+                }
+                _ => "is no place that rows can go to; name a local file or folder",
+            }));
+        }
+        if let Some((folder, name)) = text.rsplit_once("?format=")
+            && folder.ends_with('/')
+        {
+            let format = Format::of_suffix(name)
+                .ok_or_else(|| invalid("has an unknown format; use parquet, jsonl or csv"))?;
+            return Ok(Self {
+                parts: folder.into(),
+                file: None,
+                format,
+            });
+        }
+        let path = PathBuf::from(text);
+        if text.ends_with('/') || path.is_dir() || path.extension().is_none() {
+            return Ok(Self {
+                parts: path,
+                file: None,
+                format: part_format,
+            });
+        }
+        let format = Format::of_path(&path).ok_or_else(|| {
+            invalid(
+                "has a suffix that is not written; use .parquet, .jsonl (.ndjson) or .csv, or end the name of a folder with /",
+            )
+        })?;
+        let mut parts = path.clone().into_os_string();
+        parts.push(".parts");
+        Ok(Self {
+            parts: parts.into(),
+            file: Some(path),
+            format,
+        })
+    }
+
+    /// The same destination with its parts in another format.
+    ///
+    /// # Errors
+    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) when the suffix of a single
+    /// file says otherwise.
+    pub fn with_format(mut self, format: Format) -> Result<Self, StorageError> {
+        match &self.file {
+            Some(file) if self.format != format => Err(StorageError::new(
+                StorageErrorKind::InvalidDestination,
+                format!(
+                    "output {} is to be {format}, but its suffix says {}; change one of the two",
+                    file.display(),
+                    self.format
+                ),
+            )),
+            _ => {
+                self.format = format;
+                Ok(self)
+            }
+        }
+    }
+
+    /// What the user sees in the end: the file, or the folder.
+    pub fn path(&self) -> &Path {
+        self.file.as_deref().unwrap_or(&self.parts)
+    }
+
+    /// The folder that holds the parts, and the record of the job.
+    pub fn parts(&self) -> &Path {
+        &self.parts
+    }
+
+    /// The encoding of rows.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The folder that holds the single file.
+    pub(super) fn parent_of(file: &Path) -> &Path {
+        file.parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Destination {
+        Destination::parse(text, Format::Parquet).unwrap()
+    }
+
+    #[test]
+    fn a_suffix_makes_a_file() {
+        for (text, format) in [
+            ("out/rows.CSV", Format::Csv),
+            ("rows.parquet", Format::Parquet),
+            ("rows.jsonl", Format::Jsonl),
+            ("rows.ndjson", Format::Jsonl),
+        ] {
+            let file = parse(text);
+            assert_eq!(file.format(), format);
+            assert_eq!(file.path(), Path::new(text));
+            assert_eq!(file.parts(), Path::new(&format!("{text}.parts")));
+        }
+    }
+
+    #[test]
+    fn anything_else_that_can_be_one_is_a_folder() {
+        let existing = tempfile::tempdir().unwrap();
+        let existing = existing.path().join("old.parquet");
+        std::fs::create_dir(&existing).unwrap();
+        for text in [
+            "out",
+            "out/v1.2/",
+            "out.parquet/",
+            existing.to_str().unwrap(),
+        ] {
+            let folder = parse(text);
+            assert_eq!(
+                (folder.format(), folder.file.clone()),
+                (Format::Parquet, None),
+                "{text}"
+            );
+            assert_eq!(folder.path(), Path::new(text));
+        }
+        let folder = Destination::parse("out", Format::Csv).unwrap();
+        assert_eq!(folder.format(), Format::Csv);
+        let folder = parse("out/?format=jsonl");
+        assert_eq!(
+            (folder.format(), folder.path()),
+            (Format::Jsonl, Path::new("out/"))
+        );
+    }
+
+    #[test]
+    fn a_format_fits_a_folder_and_must_agree_with_a_suffix() {
+        assert_eq!(
+            parse("out").with_format(Format::Csv).unwrap().format(),
+            Format::Csv
+        );
+        assert!(parse("x.csv").with_format(Format::Csv).is_ok());
+        let error = parse("x.csv").with_format(Format::Jsonl).unwrap_err();
+        assert_eq!(error.kind(), StorageErrorKind::InvalidDestination);
+        assert!(error.to_string().contains("jsonl") && error.to_string().contains("csv"));
+    }
+
+    #[test]
+    fn what_rows_cannot_go_to_is_refused_with_a_way_on() {
+        for (wrong, hint) in [
+            ("", "results.parquet"),
+            ("rows.xlsx", ".parquet, .jsonl (.ndjson) or .csv"),
+            ("s3://bucket/x/", "distributed release"),
+            ("postgres://host/db", "distributed release"),
+            ("gs://bucket/x", "local file or folder"),
+            ("out/?format=xml", "parquet, jsonl or csv"),
+        ] {
+            let error = Destination::parse(wrong, Format::Parquet).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                StorageErrorKind::InvalidDestination,
+                "{error}"
+            );
+            assert!(error.to_string().contains(hint), "{error}");
+        }
+    }
+}

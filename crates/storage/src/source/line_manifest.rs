@@ -1,0 +1,74 @@
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use crate::StorageError;
+use crate::source::SourceOptions;
+use crate::source::lines::Lines;
+use crate::source::listing::{Listing, Stop, Visitor, probe};
+use crate::source::manifest::{Entries, Manifest, PROBED};
+
+/// One uri a line; empty lines are passed over.
+pub(super) struct LineManifest {
+    manifest: Manifest,
+    /// What is read instead of the manifest's file, once.
+    once: Option<Mutex<Option<Reader>>>,
+}
+
+type Reader = Box<dyn Read + Send>;
+
+impl LineManifest {
+    /// # Errors
+    /// When the file cannot be read, or one of its first lines names nothing that can be.
+    pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
+        let manifest = Self {
+            manifest: Manifest::new(path, Entries::Lines),
+            once: None,
+        };
+        probe(&manifest, options, PROBED)?;
+        Ok(manifest)
+    }
+
+    /// Lists standard input, once.
+    pub(super) fn standard_input() -> Self {
+        Self::once(Box::new(io::stdin()))
+    }
+
+    /// Lists what a reader gives, once.
+    pub(super) fn once(reader: Reader) -> Self {
+        Self {
+            manifest: Manifest::standard_input(),
+            once: Some(Mutex::new(Some(reader))),
+        }
+    }
+
+    fn reader(&self) -> Result<Reader, StorageError> {
+        let Some(once) = &self.once else {
+            return Ok(Box::new(self.manifest.open()?));
+        };
+        let reader = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        reader.ok_or_else(|| self.manifest.invalid("it can be listed only once"))
+    }
+}
+
+impl Listing for LineManifest {
+    fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop> {
+        let mut lines = Lines::new(self.reader()?);
+        loop {
+            // A program that writes one name a minute gets one row a minute.
+            if self.once.is_some() && lines.may_wait() {
+                visitor.waiting()?;
+            }
+            match lines.next() {
+                Ok(None) => return Ok(()),
+                Ok(Some(line)) => {
+                    let line = line.to_vec();
+                    let number = lines.number();
+                    self.manifest
+                        .take(number, &line, Vec::new(), options, visitor)?;
+                }
+                Err(error) => return Err(self.manifest.at(lines.number(), error).into()),
+            }
+        }
+    }
+}

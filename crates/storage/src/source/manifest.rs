@@ -1,0 +1,169 @@
+//! What all lists of uris have in common.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use trommel_types::Scalar;
+
+use crate::StorageError;
+use crate::source::SourceOptions;
+use crate::source::file::image_at;
+use crate::source::listing::{Stop, Visitor};
+use crate::uri::{remote_scheme, to_path};
+
+/// Images that are looked at before any work, so that a bad list is refused at once.
+pub(super) const PROBED: u64 = 1000;
+
+/// A file that names images, or standard input.
+pub(super) struct Manifest {
+    path: PathBuf,
+    name: String,
+    entries: Entries,
+}
+
+/// How the entries of a manifest are numbered.
+#[derive(Clone, Copy)]
+pub(super) enum Entries {
+    /// By line, from 1.
+    Lines,
+    /// By row, from 0.
+    Rows,
+    /// By the byte before them, where entries may hold line ends.
+    Bytes,
+}
+
+impl Manifest {
+    pub(super) fn new(path: &Path, entries: Entries) -> Self {
+        Self {
+            path: path.to_owned(),
+            name: path.display().to_string(),
+            entries,
+        }
+    }
+
+    /// Its paths are relative to the current folder.
+    pub(super) fn standard_input() -> Self {
+        Self {
+            path: PathBuf::new(),
+            name: "standard input".to_owned(),
+            entries: Entries::Lines,
+        }
+    }
+
+    pub(super) fn open(&self) -> Result<File, StorageError> {
+        File::open(&self.path).map_err(|error| StorageError::source(&self.path, error))
+    }
+
+    /// Hands on the image that entry `number` names. A relative path begins at the
+    /// manifest's folder; one that is not UTF-8 is taken as it stands.
+    pub(super) fn take(
+        &self,
+        number: u64,
+        uri: &[u8],
+        columns: Vec<Scalar>,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let path = self.path_of(number, uri)?;
+        let by_name = options.suffixes.is_none()
+            || path
+                .file_name()
+                .is_some_and(|name| options.takes_suffix(name));
+        if by_name {
+            visitor.found(image_at(&path, columns))
+        } else {
+            visitor.skipped()
+        }
+    }
+
+    fn path_of(&self, number: u64, uri: &[u8]) -> Result<PathBuf, StorageError> {
+        if uri.is_empty() {
+            return Err(self.at(number, "the uri is empty"));
+        }
+        let path = match str::from_utf8(uri) {
+            Ok(uri) => match remote_scheme(uri) {
+                Some(scheme) => return Err(self.at(number, not_read(uri, scheme))),
+                None => to_path(uri),
+            },
+            Err(_) => PathBuf::from(OsStr::from_bytes(uri)),
+        };
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        Ok(folder.join(path))
+    }
+
+    /// What is wrong with an entry.
+    pub(super) fn at(&self, number: u64, reason: impl Display) -> StorageError {
+        let place = match self.entries {
+            Entries::Lines => number.to_string(),
+            Entries::Rows => format!(" row {number}"),
+            Entries::Bytes => match self.line_behind(number) {
+                Ok(line) => line.to_string(),
+                Err(_) => format!(" byte {number}"),
+            },
+        };
+        StorageError::invalid_source(format!("source {}:{place}: {reason}", self.name))
+    }
+
+    /// The line of the first text behind a byte.
+    fn line_behind(&self, byte: u64) -> io::Result<u64> {
+        let mut line = 1;
+        for (position, read) in (0..).zip(BufReader::new(File::open(&self.path)?).bytes()) {
+            match read? {
+                b'\n' => line += 1,
+                b'\r' => {}
+                _ if position >= byte => break,
+                _ => {}
+            }
+        }
+        Ok(line)
+    }
+
+    /// What is wrong with the whole.
+    pub(super) fn invalid(&self, reason: impl Display) -> StorageError {
+        StorageError::invalid_source(format!("source {}: {reason}", self.name))
+    }
+
+    /// The place of the column that holds uris.
+    ///
+    /// # Errors
+    /// When there is none, or two columns have the same name.
+    pub(super) fn uri_column(
+        &self,
+        names: &[&str],
+        options: &SourceOptions,
+    ) -> Result<usize, StorageError> {
+        if let Some(name) = repeated(names) {
+            return Err(self.invalid(format_args!(
+                "two columns are called `{name}`; rename one of them"
+            )));
+        }
+        options.uri_column(names).ok_or_else(|| {
+            let what = match &options.uri_column {
+                Some(wanted) => format!("has no column `{wanted}` (--uri-column)"),
+                None => "no column has a usual name for uris, name it with --uri-column".to_owned(),
+            };
+            self.invalid(format_args!("{what}; its columns: {}", names.join(", ")))
+        })
+    }
+}
+
+/// A name that stands twice.
+pub(super) fn repeated<'a>(names: &[&'a str]) -> Option<&'a str> {
+    let mut repeats = names.iter().enumerate();
+    let repeat = repeats.find(|(position, name)| names[..*position].contains(name));
+    repeat.map(|(_, name)| *name)
+}
+
+/// Says that a uri is of another release.
+pub(super) fn not_read(uri: &str, scheme: &str) -> String {
+    let when = if scheme == "s3" {
+        "s3 sources come with the distributed release; copy the images here first"
+    } else {
+        "only local files are read; download the images first"
+    };
+    format!("{uri}: no {scheme}:// source is read yet: {when}")
+}

@@ -1,0 +1,200 @@
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How the roles work. Every default suits one machine that classifies a folder.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct WorkerConfig {
+    /// Fetching, decoding and resizing.
+    pub preprocess: PreprocessConfig,
+    /// Running the model.
+    pub infer: InferConfig,
+    /// Committing rows.
+    pub sink: SinkConfig,
+    /// When a failed attempt is repeated.
+    pub retry: RetryPolicy,
+    /// How a stop is carried out.
+    pub shutdown: ShutdownConfig,
+}
+
+/// Fetching, decoding and resizing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct PreprocessConfig {
+    /// Threads that decode and resize. Default: one a core.
+    pub threads: Option<NonZeroUsize>,
+    /// Images held at once, being fetched or decoded. Bounds memory: about one decoded image for
+    /// each thread and one encoded image for each of the rest. Default: 4 for each thread.
+    pub max_in_flight: Option<NonZeroUsize>,
+    /// Largest encoded image in bytes. Default: 256 MiB.
+    pub max_bytes: u64,
+    /// Largest decoded image in pixels. Default: 178,956,970, the limit of Pillow.
+    pub max_pixels: u64,
+    /// Longest side in pixels. Default: 65,535, the limit of JPEG.
+    pub max_side: u32,
+}
+
+impl Default for PreprocessConfig {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            max_in_flight: None,
+            max_bytes: 256 << 20,
+            max_pixels: 178_956_970,
+            max_side: 65_535,
+        }
+    }
+}
+
+/// Running the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct InferConfig {
+    /// Where the model runs: `cpu`, `cuda:N` or `tensorrt:N`. A device that is not there is an
+    /// error at start. Default: `cpu`.
+    pub device: String,
+    /// Sessions that run side by side, each with a copy of the model. Default: one a core, at
+    /// most 4.
+    pub instances: Option<NonZeroUsize>,
+    /// Threads inside one session. Default: the cores divided by the instances.
+    pub intra_threads: Option<NonZeroUsize>,
+    /// Images in a full batch. Default: 8, which is as fast as larger ones on CPUs and uses less
+    /// memory.
+    pub max_batch: NonZeroUsize,
+    /// Longest time an image waits for its batch to fill. Default: `20ms`.
+    #[serde(with = "humantime_serde")]
+    pub max_wait: Duration,
+    /// Classes in a row's `top`. Default: 5.
+    pub top_k: NonZeroU32,
+    /// Whether rows hold the raw output of the model too. Default: no.
+    pub logits: bool,
+}
+
+impl Default for InferConfig {
+    fn default() -> Self {
+        Self {
+            device: "cpu".to_owned(),
+            instances: None,
+            intra_threads: None,
+            max_batch: NonZeroUsize::new(8).expect("8 is not 0"),
+            max_wait: Duration::from_millis(20),
+            top_k: NonZeroU32::new(5).expect("5 is not 0"),
+            logits: false,
+        }
+    }
+}
+
+impl PreprocessConfig {
+    /// Threads that decode and resize, with the default applied.
+    pub fn threads(&self) -> usize {
+        self.threads.map_or_else(cores, Into::into)
+    }
+}
+
+impl InferConfig {
+    /// Sessions that run side by side, with the default applied.
+    pub fn instances(&self) -> usize {
+        self.instances.map_or_else(|| cores().min(4), Into::into)
+    }
+
+    /// Threads inside one session, with the default applied.
+    pub fn intra_threads(&self) -> usize {
+        self.intra_threads
+            .map_or_else(|| (cores() / self.instances()).max(1), Into::into)
+    }
+}
+
+/// Cores this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// Committing rows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct SinkConfig {
+    /// Rows in a full part. Default: 20,000.
+    pub part_rows: NonZeroUsize,
+    /// Longest time a finished row waits for its part, so the work that a crash repeats.
+    /// Default: `5s`.
+    #[serde(with = "humantime_serde")]
+    pub part_interval: Duration,
+}
+
+impl Default for SinkConfig {
+    fn default() -> Self {
+        Self {
+            part_rows: NonZeroUsize::new(20_000).expect("20,000 is not 0"),
+            part_interval: Duration::from_secs(5),
+        }
+    }
+}
+
+/// When a failed attempt is repeated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RetryPolicy {
+    /// Attempts before an image ends as failed. Default: 4.
+    pub max_attempts: NonZeroU32,
+    /// Upper bound of the wait before the second attempt; it doubles with each further one.
+    /// Default: `200ms`.
+    #[serde(with = "humantime_serde")]
+    pub base: Duration,
+    /// Upper bound of any wait. Default: `30s`.
+    #[serde(with = "humantime_serde")]
+    pub cap: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            max_attempts: NonZeroU32::new(4).expect("4 is not 0"),
+            base: Duration::from_millis(200),
+            cap: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How a stop is carried out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ShutdownConfig {
+    /// Time a draining process may use to finish what it holds. Default: `25s`.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+}
+
+impl Default for ShutdownConfig {
+    fn default() -> Self {
+        Self {
+            drain_timeout: Duration::from_secs(25),
+        }
+    }
+}
+
+impl WorkerConfig {
+    /// Names every setting that cannot work, with its remedy; empty when all can.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if let Err(error) = trommel_infer::Device::parse(&self.infer.device) {
+            problems.push(format!("infer.device: {error}"));
+        }
+        if self.preprocess.max_bytes == 0 {
+            problems.push("preprocess.max-bytes: 0 refuses every image; set at least 1".to_owned());
+        }
+        if self.preprocess.max_pixels == 0 || self.preprocess.max_side == 0 {
+            problems.push(
+                "preprocess.max-pixels, max-side: 0 refuses every image; set at least 1".to_owned(),
+            );
+        }
+        if self.retry.cap < self.retry.base {
+            problems.push("retry.cap: must not be below retry.base".to_owned());
+        }
+        if self.sink.part_interval.is_zero() {
+            problems.push("sink.part-interval: must be longer than 0s".to_owned());
+        }
+        problems
+    }
+}

@@ -1,0 +1,310 @@
+//! All four roles in one process, joined by in-process queues.
+
+use std::future::Future;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use trommel_infer::Engine;
+use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
+use trommel_storage::{JobRecord, PartSink, Source, SourceCheck};
+use trommel_types::{Classification, ImageRef, Message, PreparedImage};
+
+use crate::cpu_pool::CpuPool;
+use crate::intake::Intake;
+use crate::rows::{Rows, StreamRows};
+use crate::settle::{ModelId, Settler};
+use crate::{Progress, WorkerConfig, WorkerError, infer, ingest, preprocess, sink};
+
+/// One job with everything it needs, opened and checked.
+pub struct EmbeddedJob {
+    /// Where the images come from.
+    pub source: Arc<dyn Source>,
+    /// How they become tensors.
+    pub plan: Arc<Plan>,
+    /// The model, warmed up.
+    pub engine: Arc<Engine>,
+    /// The job as its rows name it.
+    pub record: JobRecord,
+    /// How the roles work.
+    pub config: WorkerConfig,
+    /// Share of failed images above which the job ends early.
+    pub max_failure_rate: Option<f64>,
+}
+
+/// Longest time a row waits before it goes to a stream.
+const STREAM_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How a job has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Every image has its row.
+    Complete,
+    /// A stop was asked for; what was in hand is committed.
+    Stopped,
+}
+
+impl EmbeddedJob {
+    /// Classifies into parts. Returns the sink for the last word on the job.
+    ///
+    /// When `stop` fires, the roles are drained in order: what is in hand is finished and
+    /// committed, within `shutdown.drain-timeout`.
+    ///
+    /// # Errors
+    /// What stops the whole job. What was in hand is committed then too, where the sink still
+    /// works.
+    pub async fn into_parts(
+        self,
+        sink: PartSink,
+        progress: Arc<Progress>,
+        stop: CancellationToken,
+    ) -> Result<(Ended, PartSink), WorkerError> {
+        progress.count_resumed(Rows::committed(&sink));
+        let check = sink.source_check();
+        self.run(sink, check, progress, stop).await
+    }
+
+    /// Classifies onto a stream: JSON Lines, in the order the answers come.
+    ///
+    /// # Errors
+    /// As [`EmbeddedJob::into_parts`]; a closed stream is one.
+    pub async fn into_stream<W: Write + Send + 'static>(
+        mut self,
+        out: W,
+        progress: Arc<Progress>,
+        stop: CancellationToken,
+    ) -> Result<Ended, WorkerError> {
+        // Whoever reads along wants rows as they come; there is no part to fill.
+        self.config.sink.part_interval = STREAM_INTERVAL;
+        let rows = StreamRows::new(out, self.record.clone());
+        Ok(self
+            .run(rows, SourceCheck::default(), progress, stop)
+            .await?
+            .0)
+    }
+
+    async fn run<R: Rows>(
+        self,
+        rows: R,
+        check: SourceCheck,
+        progress: Arc<Progress>,
+        stop: CancellationToken,
+    ) -> Result<(Ended, R), WorkerError> {
+        let queues = Queues::new(&self.config);
+        let tokens = Tokens::default();
+        let roles = self.start(rows, check, &queues, &tokens, &progress)?;
+        let drain_timeout = self.config.shutdown.drain_timeout;
+
+        tokio::select! {
+            () = tokens.halt.cancelled() => {}
+            () = stop.cancelled() => {}
+        }
+        let Ok(drained) = timeout(drain_timeout, drain(roles, &queues, &tokens)).await else {
+            return Err(WorkerError::DrainTimeout {
+                after: drain_timeout,
+            });
+        };
+        let rows = drained?;
+        let complete = progress.total() == Some(rows.committed());
+        Ok((
+            if complete {
+                Ended::Complete
+            } else {
+                Ended::Stopped
+            },
+            rows,
+        ))
+    }
+
+    fn start<R: Rows>(
+        &self,
+        rows: R,
+        check: SourceCheck,
+        queues: &Queues,
+        tokens: &Tokens,
+        progress: &Arc<Progress>,
+    ) -> Result<Roles<R>, WorkerError> {
+        let config = &self.config;
+        let settler = || Settler {
+            model: ModelId {
+                name: self.record.model.as_str().into(),
+                version: self.record.model_version.as_str().into(),
+            },
+            results: Arc::clone(&queues.results),
+            retry: config.retry.clone(),
+            progress: Arc::clone(progress),
+        };
+
+        let ingest = Arc::new(ingest::Context {
+            job: self.record.job_id.as_str().into(),
+            source: Arc::clone(&self.source),
+            output: Arc::clone(&queues.tasks),
+            progress: Arc::clone(progress),
+        });
+        let threads = config.preprocess.threads();
+        let limits = Limits {
+            max_bytes: config.preprocess.max_bytes,
+            max_pixels: config.preprocess.max_pixels,
+            max_side: config.preprocess.max_side,
+        };
+        let plan = Arc::clone(&self.plan);
+        let preprocess = Arc::new(preprocess::Context {
+            intake: Intake::new(
+                Arc::clone(&queues.tasks),
+                config
+                    .preprocess
+                    .max_in_flight
+                    .map_or(4 * threads, Into::into),
+            ),
+            source: Arc::clone(&self.source),
+            max_bytes: config.preprocess.max_bytes,
+            cpu_pool: CpuPool::start("prepare", threads, move || {
+                Preparer::new(Arc::clone(&plan), limits)
+            })?,
+            output: Arc::clone(&queues.tensors),
+            settler: settler(),
+            progress: Arc::clone(progress),
+        });
+        let infer = Arc::new(infer::Context {
+            intake: Intake::new(Arc::clone(&queues.tensors), tensors_in_hand(config)),
+            engine: Arc::clone(&self.engine),
+            settler: settler(),
+        });
+        let sink = Arc::new(sink::Context {
+            intake: Arc::clone(&queues.results),
+            config: config.sink.clone(),
+            max_failure_rate: self.max_failure_rate,
+            progress: Arc::clone(progress),
+        });
+
+        Ok(Roles {
+            ingest: tokens.spawn(ingest::run(ingest, check, tokens.ingest.clone())),
+            preprocess: tokens.spawn(preprocess::run(preprocess, tokens.preprocess.clone())),
+            infer: tokens.spawn(infer::run(infer, tokens.infer.clone())),
+            sink: tokens.spawn_last(sink::run(sink, rows, tokens.sink.clone())),
+        })
+    }
+}
+
+/// Stops the roles in the order of the pipeline, each after what reaches it has run dry, and
+/// returns the first error among them. A role that has ended keeps nobody waiting.
+async fn drain<R>(roles: Roles<R>, queues: &Queues, tokens: &Tokens) -> Result<R, WorkerError> {
+    let Roles {
+        ingest,
+        preprocess,
+        infer,
+        sink,
+    } = roles;
+    tokens.ingest.cancel();
+    let ingested = joined(ingest.await);
+    tokens.preprocess.cancel();
+    let prepared = joined(preprocess.await);
+    run_dry(&queues.tensors, &infer).await;
+    tokens.infer.cancel();
+    let inferred = joined(infer.await);
+    run_dry(&queues.results, &sink).await;
+    tokens.sink.cancel();
+    let rows = joined(sink.await);
+    // A sink that stops makes the others fail too, so its word comes first.
+    let rows = rows?;
+    ingested.and(prepared).and(inferred)?;
+    Ok(rows)
+}
+
+/// Waits until `consumer` has taken all that waits in `queue`, or has ended.
+async fn run_dry<T: Message, E>(queue: &Arc<dyn Queue<T>>, consumer: &JoinHandle<E>) {
+    while !consumer.is_finished() {
+        match queue.stats().await {
+            Ok(stats) if stats.waiting > 0 => tokio::time::sleep(Duration::from_millis(5)).await,
+            _ => return,
+        }
+    }
+}
+
+fn joined<T>(
+    ended: Result<Result<T, WorkerError>, tokio::task::JoinError>,
+) -> Result<T, WorkerError> {
+    ended.unwrap_or(Err(WorkerError::Panicked { what: "a role" }))
+}
+
+struct Roles<R> {
+    ingest: JoinHandle<Result<(), WorkerError>>,
+    preprocess: JoinHandle<Result<(), WorkerError>>,
+    infer: JoinHandle<Result<(), WorkerError>>,
+    sink: JoinHandle<Result<R, WorkerError>>,
+}
+
+/// One token a role, and one that fires when a role fails or the sink has all rows.
+#[derive(Default)]
+struct Tokens {
+    ingest: CancellationToken,
+    preprocess: CancellationToken,
+    infer: CancellationToken,
+    sink: CancellationToken,
+    halt: CancellationToken,
+}
+
+impl Tokens {
+    /// Runs a role whose failure halts the others.
+    fn spawn<F>(&self, role: F) -> JoinHandle<Result<(), WorkerError>>
+    where
+        F: Future<Output = Result<(), WorkerError>> + Send + 'static,
+    {
+        let halt = self.halt.clone();
+        tokio::spawn(async move {
+            let ended = role.await;
+            if ended.is_err() {
+                halt.cancel();
+            }
+            ended
+        })
+    }
+
+    /// Runs the role whose end, good or bad, is the end of the job.
+    fn spawn_last<T: Send + 'static, F>(&self, role: F) -> JoinHandle<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let halted = self.halt.clone().drop_guard();
+        tokio::spawn(async move {
+            let ended = role.await;
+            drop(halted);
+            ended
+        })
+    }
+}
+
+/// The bounded queues between the roles.
+struct Queues {
+    tasks: Arc<dyn Queue<ImageRef>>,
+    tensors: Arc<dyn Queue<PreparedImage>>,
+    results: Arc<dyn Queue<Classification>>,
+}
+
+impl Queues {
+    fn new(config: &WorkerConfig) -> Self {
+        let part_rows = config.sink.part_rows.get();
+        Self {
+            tasks: memory(1024),
+            tensors: memory(2 * tensors_in_hand(config)),
+            // The sink holds a whole part before it settles any of it.
+            results: memory(part_rows + part_rows / 2 + 64),
+        }
+    }
+}
+
+fn memory<T: Message>(capacity: usize) -> Arc<dyn Queue<T>> {
+    Arc::new(MemoryQueue::new(MemoryQueueConfig {
+        capacity,
+        ..MemoryQueueConfig::default()
+    }))
+}
+
+/// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
+fn tensors_in_hand(config: &WorkerConfig) -> usize {
+    config.infer.max_batch.get() * (2 * config.infer.instances() + 1)
+}

@@ -1,0 +1,36 @@
+//! The four roles as loops: pull, do the work, make it durable, settle the delivery.
+//!
+//! In flow order: *ingest* lists a source and publishes one task an image; *preprocess* turns each
+//! into a tensor; *infer* runs tensors through the model in batches; *sink* commits the answers as
+//! parts. [`EmbeddedJob`] runs all four in one process, joined by in-process queues; [`Progress`]
+//! counts what they do; [`WorkerConfig`] says how they work.
+//!
+//! Guarantees. A stage settles a delivery only after its output is stored, so a crash at any point
+//! repeats an image and never loses one; the sink drops what is committed already, so that every
+//! image ends in exactly one row. An error of one image becomes its row (`status = failed`); only
+//! [`WorkerError`] stops a job. Which errors are retried is decided in one place,
+//! `disposition.rs`.
+//!
+//! Deliberately absent: arguments, environment, signals and terminals, which are the binary's.
+
+mod config;
+mod cpu_pool;
+mod disposition;
+mod embedded;
+mod error;
+mod fatal;
+mod infer;
+mod ingest;
+mod intake;
+mod preprocess;
+mod progress;
+mod rows;
+mod settle;
+mod sink;
+
+pub use config::{
+    InferConfig, PreprocessConfig, RetryPolicy, ShutdownConfig, SinkConfig, WorkerConfig,
+};
+pub use embedded::{EmbeddedJob, Ended};
+pub use error::WorkerError;
+pub use progress::{FailureCount, Progress, Task};

@@ -1,0 +1,191 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use trommel_types::{Classification, ErrorKind, Outcome};
+
+/// What a job has done so far, for progress bars and summaries.
+///
+/// Counters only grow. Reading is cheap and never waits for a stage.
+#[derive(Debug, Default)]
+pub struct Progress {
+    listed: AtomicU64,
+    listing_done: AtomicBool,
+    resumed: AtomicU64,
+    ok: AtomicU64,
+    failed: AtomicU64,
+    committed: AtomicU64,
+    parts: AtomicU64,
+    retried: AtomicU64,
+    bytes: AtomicU64,
+    failures: Mutex<BTreeMap<ErrorKind, FailureCount>>,
+    work: Work,
+}
+
+/// Failures of one kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailureCount {
+    /// How many images.
+    pub count: u64,
+    /// The uri of the first one.
+    pub example: String,
+    /// What was said about it.
+    pub error: String,
+}
+
+/// Time that threads spent at each kind of work, in thread-seconds.
+#[derive(Debug, Default)]
+struct Work {
+    fetch: AtomicU64,
+    decode: AtomicU64,
+    resize: AtomicU64,
+    commit: AtomicU64,
+}
+
+/// A kind of work whose time is counted here; the model's time is counted by its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Reading encoded bytes, including the wait for them.
+    Fetch,
+    /// Decoding.
+    Decode,
+    /// Resizing and cropping.
+    Resize,
+    /// Making rows durable.
+    Commit,
+}
+
+impl Progress {
+    /// Images listed so far, those committed by an earlier run included.
+    pub fn listed(&self) -> u64 {
+        self.listed.load(Relaxed)
+    }
+
+    /// The number of images of the job, once the listing has ended.
+    pub fn total(&self) -> Option<u64> {
+        self.listing_done.load(Relaxed).then(|| self.listed())
+    }
+
+    /// Rows that an earlier run of the same job has committed.
+    pub fn resumed(&self) -> u64 {
+        self.resumed.load(Relaxed)
+    }
+
+    /// Images labelled by this run.
+    pub fn ok(&self) -> u64 {
+        self.ok.load(Relaxed)
+    }
+
+    /// Images that this run could not label.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Relaxed)
+    }
+
+    /// Images whose outcome is known, whichever run found it.
+    pub fn finished(&self) -> u64 {
+        self.resumed() + self.ok() + self.failed()
+    }
+
+    /// Rows made durable by this run.
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Relaxed)
+    }
+
+    /// Parts written by this run.
+    pub fn parts(&self) -> u64 {
+        self.parts.load(Relaxed)
+    }
+
+    /// Attempts that were put off to a later one.
+    pub fn retried(&self) -> u64 {
+        self.retried.load(Relaxed)
+    }
+
+    /// Encoded bytes read.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Failures of this run by kind.
+    pub fn failures(&self) -> BTreeMap<ErrorKind, FailureCount> {
+        self.failures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Thread-seconds spent at `task`.
+    pub fn time(&self, task: Task) -> Duration {
+        Duration::from_nanos(self.work.of(task).load(Relaxed))
+    }
+
+    pub(crate) fn count_listed(&self) {
+        self.listed.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn listing_ended(&self) {
+        self.listing_done.store(true, Relaxed);
+    }
+
+    pub(crate) fn count_resumed(&self, rows: u64) {
+        self.resumed.fetch_add(rows, Relaxed);
+    }
+
+    pub(crate) fn count_retried(&self) {
+        self.retried.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_bytes(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn count_committed(&self, rows: u64) {
+        self.committed.fetch_add(rows, Relaxed);
+        self.parts.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_outcome(&self, classification: &Classification) {
+        let failure = match &classification.outcome {
+            Outcome::Ok(_) => {
+                self.ok.fetch_add(1, Relaxed);
+                return;
+            }
+            Outcome::Failed(failure) => failure,
+        };
+        self.failed.fetch_add(1, Relaxed);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures
+            .entry(failure.kind)
+            .or_insert_with(|| FailureCount {
+                count: 0,
+                example: classification.image.uri.clone(),
+                error: failure.error.clone(),
+            });
+        count.count += 1;
+    }
+
+    /// Runs `work` and counts its time for `task`.
+    pub(crate) fn timed<R>(&self, task: Task, work: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = work();
+        self.add_time(task, start.elapsed());
+        result
+    }
+
+    pub(crate) fn add_time(&self, task: Task, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.work.of(task).fetch_add(nanos, Relaxed);
+    }
+}
+
+impl Work {
+    fn of(&self, task: Task) -> &AtomicU64 {
+        match task {
+            Task::Fetch => &self.fetch,
+            Task::Decode => &self.decode,
+            Task::Resize => &self.resize,
+            Task::Commit => &self.commit,
+        }
+    }
+}

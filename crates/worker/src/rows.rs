@@ -1,0 +1,62 @@
+use std::io::Write;
+use std::sync::Arc;
+
+use trommel_storage::{JobRecord, JsonLines, PartSink, StorageError};
+use trommel_types::Classification;
+
+use crate::WorkerError;
+
+/// Where the sink's rows go. Blocking: called on a thread that may wait.
+pub(crate) trait Rows: Send + 'static {
+    /// Makes rows durable, drops those whose index is committed already, and returns how many
+    /// were new.
+    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError>;
+
+    /// Rows of the job that are durable, those of earlier runs included.
+    fn committed(&self) -> u64;
+}
+
+impl Rows for PartSink {
+    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
+        // Nobody else holds the messages any more, so this moves them as a rule.
+        let rows = rows.into_iter().map(Arc::unwrap_or_clone).collect();
+        Ok(PartSink::commit(self, rows)?.rows)
+    }
+
+    fn committed(&self) -> u64 {
+        PartSink::committed(self).len()
+    }
+}
+
+/// Rows as text on a stream, in the order they become known. Nothing is resumed.
+pub(crate) struct StreamRows<W> {
+    out: W,
+    job: JobRecord,
+    written: u64,
+}
+
+impl<W: Write + Send + 'static> StreamRows<W> {
+    pub(crate) fn new(out: W, job: JobRecord) -> Self {
+        Self {
+            out,
+            job,
+            written: 0,
+        }
+    }
+}
+
+impl<W: Write + Send + 'static> Rows for StreamRows<W> {
+    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
+        let rows: Vec<_> = rows.into_iter().map(Arc::unwrap_or_clone).collect();
+        JsonLines::write_rows(&mut self.out, &self.job, &rows)?;
+        self.out
+            .flush()
+            .map_err(|error| StorageError::stream("standard output", error))?;
+        self.written += rows.len() as u64;
+        Ok(rows.len() as u64)
+    }
+
+    fn committed(&self) -> u64 {
+        self.written
+    }
+}

@@ -1,0 +1,150 @@
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use trommel_queue::{Delivery, Disposition, Queue};
+use trommel_types::{Classification, Failure, ImageRef, Message, Outcome, PreparedImage};
+
+use crate::disposition::{TaskError, disposition};
+use crate::{Progress, RetryPolicy, WorkerError};
+
+/// The model that a worker's outcomes are of.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelId {
+    pub(crate) name: Arc<str>,
+    pub(crate) version: Arc<str>,
+}
+
+/// Ends deliveries: durable outcomes first, then the word to the queue.
+pub(crate) struct Settler {
+    pub(crate) model: ModelId,
+    pub(crate) results: Arc<dyn Queue<Classification>>,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) progress: Arc<Progress>,
+}
+
+impl Settler {
+    /// Refuses a delivery that came back more often than the policy allows, before any work: it
+    /// may be what kills its worker.
+    pub(crate) fn check_attempt(&self, attempt: u32) -> Result<(), TaskError> {
+        if attempt > self.retry.max_attempts.get() {
+            return Err(TaskError::Poisoned {
+                attempts: attempt - 1,
+            });
+        }
+        Ok(())
+    }
+
+    /// Tells the queue what became of `delivery`.
+    ///
+    /// An image that no attempt can label gets its failed row before its delivery is
+    /// dead-lettered, so that a crash between the two repeats it and never loses it.
+    ///
+    /// # Errors
+    /// Those of the queues, when no waiting cures them.
+    pub(crate) async fn settle<T: Subject>(
+        &self,
+        delivery: Delivery<T>,
+        outcome: Result<(), TaskError>,
+    ) -> Result<(), WorkerError> {
+        let attempt = delivery.attempt();
+        let disposition = match &outcome {
+            Ok(()) => Disposition::Done,
+            Err(error) => disposition(error, attempt, &self.retry),
+        };
+        match (&disposition, &outcome) {
+            (Disposition::Retry { after }, Err(error)) => {
+                self.progress.count_retried();
+                tracing::warn!(uri = delivery.message().image().uri, attempt, ?after, %error, "will be tried again");
+            }
+            (Disposition::DeadLetter { .. }, Err(error)) => {
+                let failure = Failure {
+                    kind: error.kind(),
+                    error: error.to_string(),
+                };
+                self.publish(delivery.message().failed(failure, attempt, &self.model))
+                    .await?;
+            }
+            _ => {}
+        }
+        delivery.settle(disposition).await?;
+        Ok(())
+    }
+
+    /// Publishes an outcome; it is stored when this returns.
+    pub(crate) async fn publish(&self, classification: Classification) -> Result<(), WorkerError> {
+        let id = message_id(&classification.image, &self.model.name);
+        self.results.publish(&id, classification).await?;
+        Ok(())
+    }
+}
+
+/// `(job, model, index)`: the deduplication id of every publish from preprocess on.
+pub(crate) fn message_id(image: &ImageRef, model: &str) -> String {
+    format!("{}/{model}/{}", image.job, image.index)
+}
+
+/// A message that is about one image.
+pub(crate) trait Subject: Message {
+    fn image(&self) -> &ImageRef;
+
+    /// The row of an image that has no label.
+    fn failed(&self, failure: Failure, attempt: u32, model: &ModelId) -> Classification;
+}
+
+impl Subject for ImageRef {
+    fn image(&self) -> &ImageRef {
+        self
+    }
+
+    fn failed(&self, failure: Failure, attempt: u32, model: &ModelId) -> Classification {
+        Classification {
+            image: self.without_inline_bytes(),
+            model: Arc::clone(&model.name),
+            model_version: Arc::clone(&model.version),
+            bytes: self.size,
+            original: None,
+            outcome: Outcome::Failed(failure),
+            attempts: attempt,
+            finished_at: now(),
+        }
+    }
+}
+
+impl Subject for PreparedImage {
+    fn image(&self) -> &ImageRef {
+        &self.image
+    }
+
+    fn failed(&self, failure: Failure, attempt: u32, model: &ModelId) -> Classification {
+        self.outcome(Outcome::Failed(failure), attempt, model)
+    }
+}
+
+/// The row of a prepared image.
+pub(crate) trait PreparedImageExt {
+    fn outcome(&self, outcome: Outcome, attempt: u32, model: &ModelId) -> Classification;
+}
+
+impl PreparedImageExt for PreparedImage {
+    fn outcome(&self, outcome: Outcome, attempt: u32, model: &ModelId) -> Classification {
+        Classification {
+            image: self.image.clone(),
+            model: Arc::clone(&model.name),
+            model_version: Arc::clone(&model.version),
+            bytes: Some(self.bytes),
+            original: Some(self.original),
+            outcome,
+            // The first delivery of each stage is no repeat.
+            attempts: self.attempts + attempt - 1,
+            finished_at: now(),
+        }
+    }
+}
+
+/// Microseconds since the Unix epoch, UTC.
+pub(crate) fn now() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}

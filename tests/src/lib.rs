@@ -1,0 +1,209 @@
+//! What the tests of the built binary share: the binary, its model, folders of images, and a reader
+//! of results.
+//!
+//! A [`Trommel`] is one command line; a [`Folder`] is a temporary folder that images are put into.
+//! Nothing here decides what is right; the tests do.
+
+#![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use trommel_storage::{ResultRow, read_rows};
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+/// The shipped model.
+pub fn digits_model() -> PathBuf {
+    root().join("models/digits")
+}
+
+/// The shipped held-out digits in byte order of their paths, which is listing order.
+pub fn digits() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for label in fs::read_dir(digits_model().join("examples")).unwrap() {
+        let label = label.unwrap().path();
+        files.extend(
+            fs::read_dir(label)
+                .unwrap()
+                .map(|file| file.unwrap().path()),
+        );
+    }
+    files.sort();
+    files
+}
+
+/// One command line of the built binary, without any configuration of this machine's.
+pub struct Trommel {
+    command: Command,
+}
+
+impl Trommel {
+    /// `trommel` with these arguments.
+    pub fn new<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Self {
+        let mut command = Command::new(binary());
+        command.args(args).stdin(Stdio::null());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TROMMEL_") {
+                command.env_remove(name);
+            }
+        }
+        Self { command }
+    }
+
+    /// `trommel classify SOURCE --model models/digits --output DEST`.
+    pub fn classify(source: &Path, output: &Path) -> Self {
+        Self::new(["classify"])
+            .arg(source)
+            .arg("--model")
+            .arg(digits_model())
+            .arg("--output")
+            .arg(output)
+    }
+
+    /// One more argument.
+    pub fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
+    /// A variable in its environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Runs in this folder.
+    pub fn current_dir(mut self, dir: &Path) -> Self {
+        self.command.current_dir(dir);
+        self
+    }
+
+    /// Text on its standard input.
+    pub fn run_with_input(mut self, input: &str) -> Output {
+        use std::io::Write;
+        self.command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = self.command.spawn().unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(input.as_bytes())
+            .unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    /// Runs to the end.
+    pub fn run(mut self) -> Output {
+        self.command.output().unwrap()
+    }
+
+    /// Starts it, with its output thrown away.
+    pub fn spawn(mut self) -> Child {
+        self.command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Runs to the end without the right of root to read everything, so that permissions count.
+    pub fn run_bound_by_permissions(self) -> Output {
+        let mut bound = Command::new("setpriv");
+        bound
+            .arg("--bounding-set=-dac_override,-dac_read_search")
+            .arg(self.command.get_program());
+        bound.args(self.command.get_args()).stdin(Stdio::null());
+        bound
+            .output()
+            .expect("setpriv (Debian package util-linux) has to be installed")
+    }
+}
+
+fn binary() -> PathBuf {
+    // This test is target/PROFILE/deps/NAME.
+    let test = std::env::current_exe().unwrap();
+    let binary = test.ancestors().nth(2).unwrap().join("trommel");
+    assert!(
+        binary.exists(),
+        "{} is missing: run `cargo build` first",
+        binary.display()
+    );
+    binary
+}
+
+/// What a command wrote to standard error.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Fails with what the command said unless it ended with this code.
+#[track_caller]
+pub fn assert_code(output: &Output, code: i32) {
+    assert_eq!(output.status.code(), Some(code), "{}", stderr(output));
+}
+
+/// All rows of a result, sorted by index.
+pub fn rows(result: &Path) -> Vec<ResultRow> {
+    let mut rows: Vec<_> = read_rows(result).unwrap().map(Result::unwrap).collect();
+    rows.sort_by_key(|row| row.index);
+    rows
+}
+
+/// Fails unless the rows are those of indices `0..count`, each once.
+#[track_caller]
+pub fn assert_each_index_once(rows: &[ResultRow], count: usize) {
+    let indices: Vec<_> = rows.iter().map(|row| row.index).collect();
+    assert_eq!(indices, (0..count as u64).collect::<Vec<_>>());
+}
+
+/// A temporary folder.
+pub struct Folder {
+    dir: tempfile::TempDir,
+}
+
+impl Default for Folder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Folder {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Makes `images/` with this many digits in it, one file after the other in listing order.
+    pub fn with_digits(count: usize) -> Self {
+        let folder = Self::new();
+        fs::create_dir(folder.path("images")).unwrap();
+        for (number, file) in digits().iter().cycle().take(count).enumerate() {
+            let suffix = file.extension().unwrap().to_str().unwrap();
+            fs::copy(file, folder.path(&format!("images/{number:06}.{suffix}"))).unwrap();
+        }
+        folder
+    }
+
+    /// `images/` in it.
+    pub fn images(&self) -> PathBuf {
+        self.path("images")
+    }
+}

@@ -1,0 +1,166 @@
+//! Kill it at any moment, and the row count is still right.
+
+#![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
+#![allow(clippy::print_stdout, reason = "a failed test shows its seed")]
+
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
+use trommel_tests::{Folder, Trommel, assert_code, assert_each_index_once, rows};
+
+/// A job that commits small parts often and works slowly enough to be caught at it.
+fn slow_job(images: &Path, output: &Path) -> Trommel {
+    Trommel::classify(images, output)
+        .arg("--preprocess-threads")
+        .arg("1")
+        .arg("--instances")
+        .arg("1")
+        .env("TROMMEL_SINK__PART_ROWS", "150")
+        .env("TROMMEL_SINK__PART_INTERVAL", "40ms")
+}
+
+/// Kills a job of 3,000 images 20 times and runs it to its end.
+fn kill_twenty_times(name: &str) {
+    const IMAGES: usize = 3000;
+    const KILLS: usize = 20;
+    let seed = rand::rng().random();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+
+    let folder = Folder::with_digits(IMAGES);
+    let mut round = 0;
+    let mut output = folder.path(&format!("{round}-{name}"));
+    let mut kills = 0;
+    while kills < KILLS {
+        let mut child = slow_job(&folder.images(), &output).spawn();
+        sleep(Duration::from_millis(random.random_range(0..400)));
+        match child.try_wait().unwrap() {
+            None => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                kills += 1;
+            }
+            // It was done before it could be killed: the rows have to be right, and the next one
+            // is hunted.
+            Some(status) => {
+                assert!(status.success(), "seed {seed}: {status}");
+                assert_each_index_once(&rows(&output), IMAGES);
+                round += 1;
+                assert!(
+                    round < 100,
+                    "seed {seed}: no job lives long enough to be killed"
+                );
+                output = folder.path(&format!("{round}-{name}"));
+            }
+        }
+    }
+    let last = slow_job(&folder.images(), &output).run();
+    assert_code(&last, 0);
+    let rows = rows(&output);
+    assert_each_index_once(&rows, IMAGES);
+    for (number, row) in rows.iter().enumerate() {
+        assert!(
+            row.uri.contains(&format!("{number:06}.")),
+            "seed {seed}: row {number} is of {}",
+            row.uri
+        );
+    }
+}
+
+#[test]
+fn a_parquet_file_survives_twenty_kills() {
+    kill_twenty_times("rows.parquet");
+}
+
+#[test]
+fn a_csv_file_survives_twenty_kills() {
+    kill_twenty_times("rows.csv");
+}
+
+#[test]
+fn a_folder_of_parts_survives_twenty_kills() {
+    kill_twenty_times("rows");
+}
+
+#[test]
+fn an_interrupt_commits_what_is_in_hand_and_the_same_command_goes_on() {
+    let folder = Folder::with_digits(3000);
+    let output = folder.path("rows");
+    let mut interrupted = false;
+    for _ in 0..50 {
+        let mut child = slow_job(&folder.images(), &output).spawn();
+        sleep(Duration::from_millis(250));
+        if child.try_wait().unwrap().is_none() {
+            let pid = Pid::from_child(&child);
+            kill_process(pid, Signal::INT).unwrap();
+        }
+        let status = child.wait().unwrap();
+        if status.success() {
+            break;
+        }
+        assert_eq!(
+            status.code(),
+            Some(1),
+            "a stopped job ends with 1, not by the signal"
+        );
+        interrupted = true;
+    }
+    assert!(
+        interrupted,
+        "the job was done before it could be interrupted"
+    );
+    assert_each_index_once(&rows(&output), 3000);
+}
+
+#[test]
+fn two_processes_never_write_one_output() {
+    let folder = Folder::with_digits(3000);
+    let output = folder.path("rows.parquet");
+    let mut first = slow_job(&folder.images(), &output).spawn();
+    while !folder.path("rows.parquet.parts/_job.json").exists() {
+        sleep(Duration::from_millis(1));
+    }
+    let second = slow_job(&folder.images(), &output).run();
+    // The first may have been quick: then the second finds its work done.
+    let said = trommel_tests::stderr(&second);
+    match second.status.code() {
+        Some(2) => assert!(said.contains("another trommel process"), "{said}"),
+        code => assert_eq!(code, Some(0), "{said}"),
+    }
+    assert!(first.wait().unwrap().success());
+    assert_each_index_once(&rows(&output), 3000);
+}
+
+#[test]
+fn a_source_that_changed_under_a_job_is_refused() {
+    let folder = Folder::with_digits(3000);
+    let output = folder.path("rows");
+    let mut child = slow_job(&folder.images(), &output).spawn();
+    while !output.join("part-00000000.parquet").exists() {
+        sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        !output.join("_SUCCESS").exists(),
+        "the job was done before it could be killed"
+    );
+
+    // Another name for the first image, in the same place of the listing.
+    let entries = std::fs::read_dir(folder.images())
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let first = entries.min().unwrap();
+    std::fs::rename(&first, first.with_extension("jpeg")).unwrap();
+    let run = slow_job(&folder.images(), &output).run();
+    assert_code(&run, 1);
+    let said = trommel_tests::stderr(&run);
+    assert!(
+        said.contains("other images than before") && said.contains("--overwrite"),
+        "{said}"
+    );
+}
