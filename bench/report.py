@@ -15,12 +15,12 @@ def main() -> None:
     rates = [json.loads(Path(run).read_text())["run"]["images_per_second"] for run in sys.argv[2:]]
     cores = os.cpu_count() or 1
     batch, infer = max(stages["infer"].items(), key=lambda item: item[1])
-    # The seconds of an image on one core add up; the cores share the images.
-    limit = cores / (1 / stages["prepare"] + 1 / infer)
+    # Both rates are of all cores at work, so the seconds of an image add up.
+    limit = 1 / (1 / stages["prepare"] + 1 / infer)
     rate = statistics.median(rates)
     print(f"| what | images/s |\n| --- | --- |")
-    print(f"| decode + resize alone, one core | {stages['prepare']:.0f} |")
-    print(f"| model alone, one core, best batch ({batch}) | {infer:.0f} |")
+    print(f"| decode + resize alone, {cores} cores | {stages['prepare']:.0f} |")
+    print(f"| model alone, {cores} cores, best batch ({batch}) | {infer:.0f} |")
     print(f"| limit from both, {cores} cores | {limit:.0f} |")
     runs = ", ".join(f"{run:.0f}" for run in rates)
     print(f"| `trommel classify`, median of {len(rates)} ({runs}) | {rate:.0f} |")
