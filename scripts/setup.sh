@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Puts the native parts into .tools: ONNX Runtime, and cmake and nasm where the machine has none.
+# Puts the native parts into .tools: ONNX Runtime, and cmake, nasm and nats-server where the machine
+# has none, or none that is new enough.
 # Needs cargo, a C compiler, Python 3 and pip. Safe to repeat: what is there is not fetched again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +26,32 @@ fi
 pip_download() {
     python3 -m pip download --quiet --disable-pip-version-check --no-deps \
         --only-binary=:all: --dest "$tools/wheels" "${@:2}" "$1"
+}
+
+# debian_unpack PACKAGE [SUITE]: unpacks a Debian package into .tools/apt/root, with apt folders of its
+# own, so that neither root nor the machine's package lists are needed. With SUITE it comes from that
+# suite of the Debian mirror this machine uses, without touching the machine's own sources.
+debian_unpack() {
+    local package=$1 suite=${2:-} home=$tools/apt${2:+/$2}
+    command -v apt-get >/dev/null || return 1
+    mkdir -p "$home/lists/partial" "$home/archives/partial"
+    local options=(-qq -o "Dir::State::lists=$home/lists" -o "Dir::Cache=$home" -o Debug::NoLocking=1
+        -o APT::Sandbox::User=)
+    if [[ -n $suite ]]; then
+        local keyring=/usr/share/keyrings/debian-archive-keyring.gpg mirror
+        # The archive itself, not the security or backports ones beside it.
+        mirror=$(apt-get indextargets --format '$(CREATED_BY) $(LABEL) $(REPO_URI)' |
+            awk '$1 == "Packages" && $2 == "Debian" { print $3; exit }')
+        [[ -n $mirror && -r $keyring ]] || return 1
+        echo "deb [signed-by=$keyring] $mirror $suite main" >"$home/sources.list"
+        options+=(-o "Dir::Etc::sourcelist=$home/sources.list" -o Dir::Etc::sourceparts=-)
+    fi
+    (
+        cd "$home/archives" && rm -f "${package}"_*.deb &&
+            apt-get "${options[@]}" update &&
+            apt-get "${options[@]}" download "$package" &&
+            dpkg -x "${package}"_*.deb "$tools/apt/root"
+    )
 }
 
 # --- ONNX Runtime: the shared library inside the PyPI wheel, version and hash pinned -------------
@@ -74,23 +101,42 @@ if ! command -v cmake >/dev/null && [[ ! -x $tools/bin/cmake ]]; then
     }
 fi
 if [[ $(uname -m) == x86_64 ]] && ! command -v nasm >/dev/null && [[ ! -x $tools/bin/nasm ]]; then
-    if ! command -v apt-get >/dev/null; then
+    echo "setup: fetching nasm"
+    debian_unpack nasm && ln -sf ../apt/root/usr/bin/nasm "$tools/bin/nasm" || {
         echo "setup: missing nasm: install it with your system's package manager" >&2
         exit 1
-    fi
-    echo "setup: fetching nasm"
-    # apt with folders of its own, so that neither root nor the machine's package lists are needed.
-    apt=$tools/apt
-    mkdir -p "$apt/lists/partial" "$apt/archives/partial"
-    options=(-qq -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt" -o Debug::NoLocking=1
-        -o APT::Sandbox::User=)
-    (
-        cd "$apt/archives" &&
-            apt-get "${options[@]}" update &&
-            apt-get "${options[@]}" download nasm &&
-            dpkg -x nasm_*.deb "$apt/root"
-    ) && ln -sf ../apt/root/usr/bin/nasm "$tools/bin/nasm" || {
-        echo "setup: missing nasm: apt-get install nasm" >&2
+    }
+fi
+
+# --- nats-server, 2.10 or newer: the broker of distributed runs, and of their tests ----------------
+# nats_is_new PROGRAM: whether it runs and is new enough.
+nats_is_new() {
+    local version
+    version=$("$1" --version 2>/dev/null | grep -oE '[0-9]+\.[0-9]+' | head -n 1) || return 1
+    printf '2.10\n%s\n' "$version" | sort --check=quiet --version-sort
+}
+if ! nats_is_new nats-server && ! nats_is_new "$tools/bin/nats-server"; then
+    echo "setup: fetching nats-server"
+    # sid has the newer one; trixie's will do, and its lists may be reachable where sid's are not.
+    for suite in sid trixie; do
+        if debian_unpack nats-server "$suite" && nats_is_new "$tools/apt/root/usr/sbin/nats-server"; then
+            ln -sf ../apt/root/usr/sbin/nats-server "$tools/bin/nats-server"
+            break
+        fi
+    done
+    nats_is_new "$tools/bin/nats-server" || {
+        echo "setup: missing nats-server 2.10 or newer: install it from https://nats.io/download" >&2
+        exit 1
+    }
+fi
+
+# --- nats-py and msgpack run the program in docs/wire.md -------------------------------------------
+wire=$tools/wire-venv
+if ! "$wire/bin/python" -c 'import msgpack, nats' 2>/dev/null; then
+    echo "setup: fetching nats-py and msgpack"
+    python3 -m venv --clear "$wire" &&
+        "$wire/bin/pip" install --quiet --disable-pip-version-check nats-py==2.16.0 msgpack==1.2.4 || {
+        echo "setup: missing nats-py or msgpack: check that python3 -m venv works (apt-get install python3-venv) and PyPI is reachable" >&2
         exit 1
     }
 fi

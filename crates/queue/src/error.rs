@@ -13,16 +13,34 @@ pub struct QueueError {
 pub enum QueueErrorKind {
     /// The delivery was not settled in time and belongs to another consumer now.
     Expired,
+    /// No broker answers. At start only, and for questions that are asked once (counts, removals):
+    /// publishing, pulling and settling wait until it is back.
+    Unreachable,
+    /// The broker refuses the credentials, or they cannot be read.
+    Refused,
+    /// The broker is too old, or lacks something that is needed.
+    Unsupported,
+    /// Settings and what is found on the broker do not go together.
+    Misconfigured,
+    /// The message is larger than the broker takes.
+    TooLarge,
 }
 
 impl QueueError {
-    pub(crate) fn expired(attempt: u32) -> Self {
+    pub(crate) fn new(kind: QueueErrorKind, message: impl Into<String>) -> Self {
         Self {
-            kind: QueueErrorKind::Expired,
-            message: format!(
+            kind,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn expired(attempt: u32) -> Self {
+        Self::new(
+            QueueErrorKind::Expired,
+            format!(
                 "delivery (attempt {attempt}) outlasted its ack deadline and is delivered again"
             ),
-        }
+        )
     }
 
     /// What went wrong.

@@ -1,7 +1,10 @@
 //! At-least-once work queues: JetStream for many machines, in-process for one.
 //!
 //! A [`Queue`] stores messages and hands each out as a [`Delivery`]; the consumer says by a
-//! [`Disposition`] what became of it. [`MemoryQueue`] is the queue inside one process.
+//! [`Disposition`] what became of it. [`MemoryQueue`] is the queue inside one process. A [`Broker`]
+//! is the connection to a NATS server, and makes [`JetStreamQueue`]s on its streams by a
+//! [`QueueSpec`]; it also holds the records that jobs share ([`Kv`]: compare-and-set, watches) and
+//! tells events.
 //!
 //! Guarantees, which `testsuite` states as tests and every implementation passes:
 //! - A publish returns once the message is stored, and waits while the queue is full.
@@ -13,13 +16,28 @@
 //! - Publish and pull are cancel-safe: dropping either future loses nothing and leaves nothing
 //!   half-done.
 //!
+//! On a broker, besides:
+//! - *Stored* means in the stream's file, as far as the server's `sync_interval` goes (two minutes
+//!   unless changed): a server that is killed loses nothing, a power cut may lose the newest.
+//! - While the broker is away, publishes, pulls and settles wait or repeat; none fails for it. At
+//!   start it must be there: [`Broker::connect`] says what is wrong and what to change.
+//! - What a dropped pull had asked for is kept for the next pull of the same queue object, and given
+//!   back after half of `ack_wait`, which does count as an attempt.
+//! - A server that is killed may forget the newest deliveries: a repeat may then carry the attempt
+//!   of the delivery before it.
+//! - A delivery settled as done without [`confirm_acks`](ConsumerSpec::confirm_acks) may come once
+//!   more if the connection breaks at that moment.
+//!
+//! Streams are created if absent and never reconfigured; one that differs in what the guarantees
+//! rest on is refused.
+//!
 //! Deliberately absent: exactly-once delivery (the sink makes it so), priorities (a lane is a queue
 //! of its own), and retention of what is settled.
 //!
 //! ```
 //! use std::time::Duration;
 //! use trommel_queue::{Disposition, MemoryQueue, MemoryQueueConfig, Queue};
-//! use trommel_types::{Content, ImageRef};
+//! use trommel_types::{Content, ImageRef, Lane};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), trommel_queue::QueueError> {
@@ -27,6 +45,7 @@
 //! let image = ImageRef {
 //!     job: "photos".into(),
 //!     index: 0,
+//!     lane: Lane::Normal,
 //!     uri: "photos/cat.jpg".to_owned(),
 //!     content: Content::Whole,
 //!     etag: None,
@@ -45,7 +64,10 @@
 
 mod delivery;
 mod error;
+pub mod jetstream;
 mod memory;
+#[cfg(feature = "testsuite")]
+pub mod test_server;
 #[cfg(feature = "testsuite")]
 pub mod testsuite;
 
@@ -56,6 +78,9 @@ use trommel_types::Message;
 
 pub use delivery::{Delivery, Disposition, Handle, KeepAlive};
 pub use error::{QueueError, QueueErrorKind};
+pub use jetstream::{
+    Broker, BrokerConfig, ConsumerSpec, JetStreamQueue, Kv, QueueSpec, StreamName, subject_token,
+};
 pub use memory::{MemoryQueue, MemoryQueueConfig};
 
 /// A bounded store of messages that are to be worked on.

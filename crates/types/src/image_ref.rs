@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Scalar;
+use crate::{Lane, Scalar};
 
 /// One image of a job: the message from ingest to preprocess.
 ///
@@ -13,6 +13,9 @@ pub struct ImageRef {
     pub job: Arc<str>,
     /// Place in the source's listing, from 0.
     pub index: u64,
+    /// How urgent the job is.
+    #[serde(default, skip_serializing_if = "Lane::is_normal")]
+    pub lane: Lane,
     /// Where the image is, as it appears in its row. A path that is not UTF-8 is written as a
     /// percent-encoded `file://` URL; an image inside a file is `file#member`.
     pub uri: String,
@@ -40,6 +43,7 @@ impl ImageRef {
         Self {
             job: Arc::clone(&self.job),
             index: self.index,
+            lane: self.lane,
             uri: self.uri.clone(),
             content,
             etag: self.etag.clone(),

@@ -25,12 +25,17 @@ pub trait Message: Clone + Serialize + DeserializeOwned + Send + Sync + 'static 
     /// # Errors
     /// When the bytes are no such message, or one of a newer version.
     fn decode(wire: &[u8]) -> Result<Self, DecodeError> {
-        let Version { version } = rmp_serde::from_slice(wire)?;
-        if version > WIRE_VERSION {
-            return Err(DecodeError::TooNew { version });
-        }
-        Ok(rmp_serde::from_slice(wire)?)
+        decode(wire)
     }
+}
+
+/// Decodes a MessagePack map whose `version` is not too new.
+pub(crate) fn decode<T: DeserializeOwned>(wire: &[u8]) -> Result<T, DecodeError> {
+    let Version { version } = rmp_serde::from_slice(wire)?;
+    if version > WIRE_VERSION {
+        return Err(DecodeError::TooNew { version });
+    }
+    Ok(rmp_serde::from_slice(wire)?)
 }
 
 impl Message for ImageRef {}
@@ -55,6 +60,9 @@ pub enum DecodeError {
     /// Not a MessagePack map with the fields of this message.
     #[error("not a message of the expected kind: {0}")]
     Malformed(#[from] rmp_serde::decode::Error),
+    /// Not a JSON object with the fields of this message.
+    #[error("not a message of the expected kind: {0}")]
+    MalformedJson(#[from] serde_json::Error),
     /// Written by a newer release.
     #[error("message has version {version}, newer than {WIRE_VERSION}: upgrade this worker")]
     TooNew {

@@ -35,6 +35,9 @@ pub struct PreparedImage {
     pub image: ImageRef,
     /// The model it was prepared for.
     pub model: Arc<str>,
+    /// That model's version.
+    #[serde(default = "unknown")]
+    pub model_version: Arc<str>,
     /// `HWC u8`, RGB unless the model's configuration asks for BGR; not yet normalised.
     pub pixels: Bytes,
     /// Shape of `pixels`.
@@ -45,4 +48,9 @@ pub struct PreparedImage {
     pub original: ImageSize,
     /// Deliveries it took so far; 1 when the first succeeded.
     pub attempts: u32,
+}
+
+/// The version in messages that were written before it travelled along.
+fn unknown() -> Arc<str> {
+    Arc::from("")
 }

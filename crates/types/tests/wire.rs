@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use trommel_types::{
-    Classification, Content, DecodeError, ErrorKind, Failure, ImageRef, ImageSize, Message,
+    Classification, Content, DecodeError, ErrorKind, Failure, ImageRef, ImageSize, Lane, Message,
     Outcome, PreparedImage, Scalar, Scores, Shape, TopLabel,
 };
 
@@ -16,6 +16,7 @@ fn image() -> ImageRef {
     ImageRef {
         job: "job-1".into(),
         index: 41,
+        lane: Lane::Normal,
         uri: "shards/a.tar#cat.jpg".to_owned(),
         content: Content::Range {
             archive: "shards/a.tar".to_owned(),
@@ -38,6 +39,7 @@ fn prepared() -> PreparedImage {
     PreparedImage {
         image: image(),
         model: "digits".into(),
+        model_version: "".into(),
         pixels: (0..12).collect::<Vec<u8>>().into(),
         shape: Shape {
             height: 2,

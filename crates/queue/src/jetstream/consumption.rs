@@ -1,0 +1,418 @@
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_nats::{Message, StatusCode, Subject, Subscriber};
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt};
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use super::backoff::Backoff;
+use super::consumer::ensure_consumer;
+use super::lease::{Lease, lock};
+use super::queue::ConsumerSpec;
+use super::streams;
+use super::{Broker, StreamName};
+use crate::{QueueError, QueueErrorKind};
+
+/// Time a request for messages stands at the server. One that was lost is noticed a second later.
+const REQUEST_STANDS: Duration = Duration::from_secs(3);
+const REQUEST_GRACE: Duration = Duration::from_secs(1);
+/// Bytes one request may bring. Above every `max_payload` (64 MiB at most, and rare), or the server
+/// would answer such a request with nothing.
+const REQUEST_BYTES: usize = 16 << 20;
+
+/// The receiving side of a queue: asks the server for as many messages as are waited for, and
+/// keeps those that came for nobody.
+///
+/// A server sends what a request asked for, whether or not the one who asked is still there. So a
+/// task of its own asks and receives, and a pull only takes from what has come: dropping it cannot
+/// lose anything.
+pub(super) struct Consumption {
+    state: Mutex<State>,
+    /// Told when a pull begins to wait.
+    wanted: Notify,
+    /// Told when messages have come.
+    came: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    buffer: VecDeque<Received>,
+    buffered_bytes: usize,
+    /// What the pulls that wait would take.
+    wanted: usize,
+    /// When the last of them gives up.
+    until: Option<Instant>,
+}
+
+/// A message that has come.
+pub(super) struct Received {
+    pub(super) message: Message,
+    pub(super) reply: Subject,
+    pub(super) lease: Arc<Lease>,
+}
+
+impl Consumption {
+    /// Makes the consumer and starts to receive. Ends, giving back what nobody took, once `closed`
+    /// is true or its sender is gone.
+    pub(super) async fn start(
+        broker: &Broker,
+        stream: StreamName,
+        spec: &ConsumerSpec,
+        closed: watch::Receiver<bool>,
+    ) -> Result<Arc<Self>, QueueError> {
+        ensure_consumer(broker, stream, spec).await?;
+        let consumption = Arc::new(Self {
+            state: Mutex::default(),
+            wanted: Notify::new(),
+            came: Notify::new(),
+        });
+        let (inbox, subscriber) = subscribe(broker).await?;
+        let receiver = Receiver {
+            consumption: Arc::clone(&consumption),
+            broker: broker.clone(),
+            stream,
+            spec: spec.clone(),
+            ask_on: format!(
+                "$JS.API.CONSUMER.MSG.NEXT.{}.{}",
+                broker.stream_name(stream),
+                spec.durable
+            )
+            .into(),
+            inbox,
+            subscriber,
+            closed,
+            asked: 0,
+            asked_until: Instant::now(),
+            not_before: Instant::now(),
+            backoff: Backoff::new(),
+            check_consumer: false,
+            losses: broker.link().losses(),
+        };
+        tokio::spawn(receiver.run());
+        Ok(consumption)
+    }
+
+    /// Takes up to `limit` of what has come, waiting until `end` for the first. Cancel-safe.
+    pub(super) async fn take(&self, limit: usize, end: Instant) -> Vec<Received> {
+        let mut waiting = None;
+        loop {
+            let mut came = std::pin::pin!(self.came.notified());
+            came.as_mut().enable(); // from here on no arrival goes unseen
+            let (taken, more) = self.take_now(limit);
+            if more {
+                self.came.notify_one(); // one word may stand for many messages
+            }
+            if !taken.is_empty() || Instant::now() >= end {
+                return taken;
+            }
+            waiting.get_or_insert_with(|| Waiting::new(self, limit, end));
+            // Time out or not: look again.
+            drop(tokio::time::timeout_at(end, came).await);
+        }
+    }
+
+    fn take_now(&self, limit: usize) -> (Vec<Received>, bool) {
+        let mut state = lock(&self.state);
+        let mut taken = Vec::with_capacity(limit.min(state.buffer.len()));
+        while taken.len() < limit
+            && let Some(received) = state.pop()
+        {
+            // What has expired here is on its way to another delivery.
+            if !received.lease.left().is_zero() {
+                taken.push(received);
+            }
+        }
+        (taken, !state.buffer.is_empty())
+    }
+}
+
+impl State {
+    fn push(&mut self, received: Received) {
+        self.buffered_bytes += received.message.payload.len();
+        self.buffer.push_back(received);
+    }
+
+    fn pop(&mut self) -> Option<Received> {
+        let received = self.buffer.pop_front()?;
+        self.buffered_bytes -= received.message.payload.len();
+        Some(received)
+    }
+}
+
+/// A pull that waits; what it would take is asked for while this lives.
+struct Waiting<'a> {
+    consumption: &'a Consumption,
+    limit: usize,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(consumption: &'a Consumption, limit: usize, end: Instant) -> Self {
+        {
+            let mut state = lock(&consumption.state);
+            state.wanted += limit;
+            state.until = Some(state.until.map_or(end, |until| until.max(end)));
+        }
+        consumption.wanted.notify_one();
+        Self { consumption, limit }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.consumption.state);
+        state.wanted -= self.limit;
+        if state.wanted == 0 {
+            state.until = None;
+        }
+    }
+}
+
+/// What ends a [`Receiver`]'s wait.
+enum Happened {
+    Message(Option<Message>),
+    /// A pull has begun to wait.
+    Wanted,
+    /// The connection was lost.
+    Lost,
+    Closed,
+    Nothing,
+}
+
+/// The task behind a [`Consumption`].
+struct Receiver {
+    consumption: Arc<Consumption>,
+    broker: Broker,
+    stream: StreamName,
+    spec: ConsumerSpec,
+    ask_on: Subject,
+    inbox: Subject,
+    subscriber: Subscriber,
+    closed: watch::Receiver<bool>,
+    /// Messages asked for and not come yet, as far as is known.
+    asked: usize,
+    /// When the server has forgotten the last request.
+    asked_until: Instant,
+    /// No request before this, after one that failed.
+    not_before: Instant,
+    backoff: Backoff,
+    /// The consumer may be gone.
+    check_consumer: bool,
+    losses: u64,
+}
+
+impl Receiver {
+    async fn run(mut self) {
+        let link = self.broker.link().clone();
+        loop {
+            if self.check_consumer && Instant::now() >= self.not_before && link.is_up() {
+                self.restore_consumer().await;
+            }
+            self.ask().await;
+            let next = self.next_look();
+            let consumption = Arc::clone(&self.consumption);
+            let happened = tokio::select! {
+                message = self.subscriber.next() => Happened::Message(message),
+                () = consumption.wanted.notified() => Happened::Wanted,
+                () = link.lost(self.losses) => Happened::Lost,
+                _ = self.closed.wait_for(|closed| *closed) => Happened::Closed,
+                () = sleep_until(next) => Happened::Nothing,
+            };
+            match happened {
+                Happened::Message(Some(message)) => self.receive(message),
+                Happened::Message(None) => return, // the client is closed
+                Happened::Wanted => {}
+                Happened::Lost => {
+                    // The server forgets what was asked over a connection that is gone.
+                    self.losses = link.up().await;
+                    self.asked = 0;
+                }
+                Happened::Closed => break,
+                Happened::Nothing => {
+                    self.give_back(|received| received.lease.is_below(0.5))
+                        .await
+                }
+            }
+        }
+        self.close().await;
+    }
+
+    /// Asks for what is waited for and neither here nor on its way.
+    async fn ask(&mut self) {
+        let now = Instant::now();
+        if self.asked > 0 && now >= self.asked_until {
+            debug!(consumer = self.spec.durable, "a request was lost");
+            self.asked = 0;
+            self.check_consumer = true;
+        }
+        let (wanted, until) = {
+            let state = lock(&self.consumption.state);
+            let wanted = match state.wanted {
+                0 => 0,
+                wanted => wanted + self.spec.prefetch,
+            };
+            let here = state.buffer.len() + self.asked;
+            let full = state.buffered_bytes >= REQUEST_BYTES;
+            let wanted = if full { 0 } else { wanted.saturating_sub(here) };
+            (wanted, state.until.unwrap_or(now))
+        };
+        let stands = until.saturating_duration_since(now).min(REQUEST_STANDS);
+        if wanted == 0 || now < self.not_before || stands.is_zero() || !self.broker.link().is_up() {
+            return;
+        }
+        let request = json!({
+            "batch": wanted,
+            "max_bytes": REQUEST_BYTES.max(2 * self.broker.max_payload()),
+            // The server takes a request that ends at once as one that does not wait.
+            "expires": stands.max(Duration::from_millis(5)).as_nanos() as u64,
+        });
+        let client = self.broker.client();
+        let asked = client.publish_with_reply(
+            self.ask_on.clone(),
+            self.inbox.clone(),
+            Bytes::from(request.to_string()),
+        );
+        if asked.await.is_ok() {
+            self.asked += wanted;
+            self.asked_until = self.asked_until.max(now + stands + REQUEST_GRACE);
+        }
+    }
+
+    /// When to look without anything having happened.
+    fn next_look(&self) -> Instant {
+        let now = Instant::now();
+        let state = lock(&self.consumption.state);
+        let mut next = now + Duration::from_secs(60);
+        if let Some(oldest) = state.buffer.front() {
+            next = next.min(oldest.lease.deadline() - self.spec.ack_wait / 2);
+        }
+        if state.wanted > 0 {
+            if self.asked > 0 {
+                next = next.min(self.asked_until);
+            }
+            if now < self.not_before {
+                next = next.min(self.not_before);
+            }
+            if !self.broker.link().is_up() {
+                next = next.min(now + Duration::from_millis(100));
+            }
+        }
+        next.max(now + Duration::from_millis(1))
+    }
+
+    /// Takes in a message and all that came with it.
+    fn receive(&mut self, first: Message) {
+        let mut next = Some(first);
+        let mut came = false;
+        while let Some(message) = next {
+            match message.status {
+                None | Some(StatusCode::OK) => {
+                    if let Some(reply) = message.reply.clone() {
+                        self.asked = self.asked.saturating_sub(1);
+                        self.backoff = Backoff::new();
+                        let lease = Arc::new(Lease::new(self.spec.ack_wait));
+                        lock(&self.consumption.state).push(Received {
+                            message,
+                            reply,
+                            lease,
+                        });
+                        came = true;
+                    }
+                }
+                Some(status) => self.request_ended(status, &message),
+            }
+            next = self.subscriber.next().now_or_never().flatten();
+        }
+        if came {
+            self.consumption.came.notify_one();
+        }
+    }
+
+    fn request_ended(&mut self, status: StatusCode, message: &Message) {
+        if status == StatusCode::IDLE_HEARTBEAT {
+            return;
+        }
+        let unsent = message
+            .headers
+            .as_ref()
+            .and_then(|headers| headers.get("Nats-Pending-Messages"))
+            .and_then(|pending| pending.as_str().parse().ok());
+        self.asked = unsent.map_or(0, |unsent| self.asked.saturating_sub(unsent));
+        let text = message.description.as_deref().unwrap_or_default();
+        let usual = status == StatusCode::TIMEOUT
+            || status == StatusCode::NOT_FOUND
+            || text.starts_with("Message Size Exceeds")
+            || text.starts_with("Batch Completed");
+        if !usual {
+            self.check_consumer = true;
+            self.not_before = Instant::now() + self.backoff.step();
+            if self.backoff.warn_now() {
+                let consumer = &self.spec.durable;
+                warn!(%consumer, %status, text, "the broker ended a request for messages, asking again");
+            }
+        }
+    }
+
+    async fn restore_consumer(&mut self) {
+        let restored = async {
+            streams::ensure_one(&self.broker, self.stream).await?;
+            ensure_consumer(&self.broker, self.stream, &self.spec).await
+        };
+        match restored.await {
+            Ok(()) => {
+                self.check_consumer = false;
+                self.asked = 0;
+            }
+            Err(error) => {
+                self.not_before = Instant::now() + self.backoff.step();
+                if self.backoff.warn_now() {
+                    let consumer = &self.spec.durable;
+                    warn!(%consumer, %error, "the consumer cannot be restored, trying again");
+                }
+            }
+        }
+    }
+
+    /// Gives messages that nobody took back to the server, for others to get at once.
+    async fn give_back(&self, which: impl Fn(&Received) -> bool) {
+        loop {
+            let received = {
+                let mut state = lock(&self.consumption.state);
+                if !state.buffer.front().is_some_and(&which) {
+                    return;
+                }
+                state.pop()
+            };
+            let Some(received) = received else { return };
+            let nak = Bytes::from_static(b"-NAK");
+            // One that is not told is repeated after the ack deadline.
+            drop(self.broker.client().publish(received.reply, nak).await);
+        }
+    }
+
+    async fn close(mut self) {
+        // What came before the server heard of it is still read.
+        drop(self.subscriber.unsubscribe().await);
+        drop(tokio::time::timeout(Duration::from_secs(1), self.broker.client().flush()).await);
+        while let Some(Some(message)) = self.subscriber.next().now_or_never() {
+            self.receive(message);
+        }
+        self.give_back(|_| true).await;
+        drop(self.broker.client().flush().await);
+    }
+}
+
+async fn subscribe(broker: &Broker) -> Result<(Subject, Subscriber), QueueError> {
+    let inbox: Subject = broker.client().new_inbox().into();
+    match broker.client().subscribe(inbox.clone()).await {
+        Ok(subscriber) => Ok((inbox, subscriber)),
+        Err(error) => Err(QueueError::new(
+            QueueErrorKind::Unreachable,
+            format!("failed to subscribe to {inbox}: {error}"),
+        )),
+    }
+}

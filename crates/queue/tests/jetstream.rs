@@ -1,0 +1,59 @@
+//! The JetStream queue keeps the contract of every queue, against a real server.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use trommel_queue::test_server::NatsServer;
+use trommel_queue::testsuite::{self, ACK_WAIT, Fixture, Note};
+use trommel_queue::{Broker, BrokerConfig, ConsumerSpec, Queue, QueueSpec, StreamName};
+
+/// Makes queues that each have streams of their own.
+struct JetStream {
+    server: NatsServer,
+    queues: AtomicU64,
+}
+
+#[async_trait]
+impl Fixture for JetStream {
+    async fn queue(&self, capacity: usize) -> Arc<dyn Queue<Note>> {
+        let number = self.queues.fetch_add(1, Ordering::Relaxed);
+        let config = BrokerConfig {
+            url: self.server.url(),
+            prefix: format!("contract{number}"),
+            tasks_max_messages: capacity as u64,
+            ..BrokerConfig::default()
+        };
+        let broker = Broker::connect(&config, "contract").await.unwrap();
+        broker.ensure_streams().await.unwrap();
+        let subject = broker.subject("tasks.normal");
+        let dead_subject = broker.subject("dead.test.contract");
+        let consumer = ConsumerSpec {
+            ack_wait: ACK_WAIT,
+            max_ack_pending: NonZeroU32::new(1000).unwrap(),
+            // The last word of a test is to be in its counts.
+            confirm_acks: true,
+            ..ConsumerSpec::new("normal", subject.clone())
+        };
+        let spec = QueueSpec {
+            stream: StreamName::Tasks,
+            subject: Arc::new(move |_| subject.clone()),
+            dead_subject: Arc::new(move |_| dead_subject.clone()),
+            consumer: Some(consumer),
+            on_malformed: None,
+        };
+        Arc::new(broker.queue(spec).await.unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keeps_the_contract() {
+    let fixture = JetStream {
+        server: NatsServer::start(),
+        queues: AtomicU64::new(0),
+    };
+    testsuite::all(&fixture).await;
+}

@@ -1,0 +1,604 @@
+//! What the JetStream queue does when the broker dies, is full, or is not as it should be.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::time::{sleep, timeout};
+use trommel_queue::test_server::NatsServer;
+use trommel_queue::{
+    Broker, BrokerConfig, ConsumerSpec, Disposition, JetStreamQueue, Published, Queue,
+    QueueErrorKind, QueueSpec, StreamName,
+};
+use trommel_types::Message;
+
+const LONG: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Load {
+    number: u64,
+    #[serde(with = "serde_bytes")]
+    filling: Vec<u8>,
+}
+
+impl Message for Load {}
+
+fn load(number: u64) -> Load {
+    let filling = vec![number as u8; 100];
+    Load { number, filling }
+}
+
+fn config(server: &NatsServer) -> BrokerConfig {
+    BrokerConfig {
+        url: server.url(),
+        ..BrokerConfig::default()
+    }
+}
+
+async fn broker(server: &NatsServer) -> Broker {
+    let broker = Broker::connect(&config(server), "test").await.unwrap();
+    broker.ensure_streams().await.unwrap();
+    broker
+}
+
+fn spec(ack_wait: Duration) -> QueueSpec<Load> {
+    let consumer = ConsumerSpec {
+        ack_wait,
+        max_ack_pending: NonZeroU32::new(1000).unwrap(),
+        ..ConsumerSpec::new("normal", "trommel.tasks.normal")
+    };
+    QueueSpec {
+        stream: StreamName::Tasks,
+        subject: Arc::new(|_| "trommel.tasks.normal".to_owned()),
+        dead_subject: Arc::new(|load| format!("trommel.dead.test.{}", load.number)),
+        consumer: Some(consumer),
+        on_malformed: None,
+    }
+}
+
+async fn queue(broker: &Broker, ack_wait: Duration) -> JetStreamQueue<Load> {
+    broker.queue(spec(ack_wait)).await.unwrap()
+}
+
+/// Publishers and consumers go on over three kills of the broker: each message is stored once and
+/// worked on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_when_the_broker_is_killed() {
+    const MESSAGES: u64 = 2000;
+    let mut server = NatsServer::start();
+    let broker = broker(&server).await;
+    let queue = Arc::new(queue(&broker, 3 * SECOND).await);
+
+    let mut tasks = Vec::new();
+    for publisher in 0..4 {
+        let queue = Arc::clone(&queue);
+        tasks.push(tokio::spawn(async move {
+            for number in (publisher..MESSAGES).step_by(4) {
+                queue
+                    .publish(&format!("load-{number}"), load(number))
+                    .await
+                    .unwrap();
+                sleep(Duration::from_millis(4)).await;
+            }
+        }));
+    }
+    let (seen, mut settled) = tokio::sync::mpsc::channel(100);
+    for _ in 0..2 {
+        let queue = Arc::clone(&queue);
+        let seen = seen.clone();
+        tokio::spawn(async move {
+            loop {
+                for delivery in queue.pull(20, SECOND).await.unwrap() {
+                    let (number, attempt) = (delivery.message().number, delivery.attempt());
+                    assert_eq!(**delivery.message(), load(number), "came as another");
+                    // A word on a delivery that has expired is refused, and the repeat counts.
+                    let word = delivery.settle(Disposition::Done).await.is_ok();
+                    if seen.send((number, attempt, word)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+    }
+    drop(seen);
+
+    let (mut done, mut repeats) = (BTreeMap::new(), 0);
+    let mut kills = 0;
+    while done.len() < MESSAGES as usize {
+        let next = timeout(LONG, settled.recv()).await;
+        let (number, attempt, word) = next.expect("a message is missing").unwrap();
+        // A server that is killed may forget the newest attempts, so a repeat may carry no higher one.
+        if word && done.insert(number, attempt).is_some() {
+            repeats += 1;
+        }
+        if kills < 3 && done.len() > (kills + 1) * MESSAGES as usize / 4 {
+            kills += 1;
+            server.kill();
+            sleep(Duration::from_millis(300)).await;
+            server.start_again();
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(kills, 3);
+    eprintln!("{repeats} repeats over {kills} kills");
+    // What was unsettled because its word was lost comes again, and then all is gone.
+    let end = Instant::now() + LONG;
+    loop {
+        let stats = broker
+            .stream_stats(StreamName::Tasks)
+            .await
+            .unwrap()
+            .unwrap();
+        if stats.messages == 0 {
+            // Ids were recognised over the restarts: no message was stored twice.
+            assert_eq!(stats.last_sequence, MESSAGES);
+            break;
+        }
+        assert!(Instant::now() < end, "{stats:?} is left");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// An idle pull hears of messages after the broker has come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_pull_outlives_a_restart() {
+    let mut server = NatsServer::start();
+    let broker = broker(&server).await;
+    let queue = Arc::new(queue(&broker, 30 * SECOND).await);
+    let pull = tokio::spawn({
+        let queue = Arc::clone(&queue);
+        async move { queue.pull(1, LONG).await.unwrap() }
+    });
+    sleep(Duration::from_millis(200)).await;
+    server.restart();
+    queue.publish("load-1", load(1)).await.unwrap();
+    let pulled = timeout(10 * SECOND, pull).await.expect("asleep").unwrap();
+    assert_eq!(pulled[0].message().number, 1);
+}
+
+/// A stream and a consumer that somebody removed are made again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_consumer_is_restored() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let queue = queue(&broker, 30 * SECOND).await;
+    assert!(
+        queue
+            .pull(1, Duration::from_millis(50))
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert!(
+        broker
+            .delete_consumer(StreamName::Tasks, "normal")
+            .await
+            .unwrap()
+    );
+    assert!(
+        !broker
+            .delete_consumer(StreamName::Tasks, "normal")
+            .await
+            .unwrap()
+    );
+    queue.publish("load-1", load(1)).await.unwrap();
+    let pulled = queue.pull(1, 20 * SECOND).await.unwrap();
+    assert_eq!(pulled[0].message().number, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_stream_makes_publishers_wait() {
+    let server = NatsServer::start();
+    let config = BrokerConfig {
+        tensors_max_bytes: 100_000,
+        ..config(&server)
+    };
+    let broker = Broker::connect(&config, "test").await.unwrap();
+    broker.ensure_streams().await.unwrap();
+    let spec = QueueSpec {
+        stream: StreamName::Tensors,
+        subject: Arc::new(|_| "trommel.tensors.m.normal".to_owned()),
+        consumer: Some(ConsumerSpec::new("m-normal", "trommel.tensors.m.normal")),
+        ..spec(SECOND)
+    };
+    let queue = Arc::new(broker.queue(spec).await.unwrap());
+    let big = |number| Load {
+        number,
+        filling: vec![0; 30_000],
+    };
+    for number in 0..3 {
+        let stored = queue.publish(&format!("big-{number}"), big(number)).await;
+        assert_eq!(stored.unwrap(), Published::Stored);
+    }
+    let waiting = tokio::spawn({
+        let queue = Arc::clone(&queue);
+        async move { queue.publish("big-3", big(3)).await.unwrap() }
+    });
+    sleep(SECOND).await;
+    assert!(!waiting.is_finished(), "100 kB of room held 120 kB");
+    for delivery in queue.pull(1, SECOND).await.unwrap() {
+        delivery.settle(Disposition::Done).await.unwrap();
+    }
+    let stored = timeout(5 * SECOND, waiting).await.expect("it sleeps on");
+    assert_eq!(stored.unwrap(), Published::Stored);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_malformed_message_is_dead_lettered() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let told = Arc::new(AtomicUsize::new(0));
+    let spec = QueueSpec {
+        on_malformed: Some(Arc::new({
+            let told = Arc::clone(&told);
+            move |bytes, _, subject| {
+                assert_eq!((bytes, subject), (&b"junk"[..], "trommel.tasks.normal"));
+                told.fetch_add(1, Ordering::Relaxed);
+            }
+        })),
+        ..spec(SECOND)
+    };
+    let queue = broker.queue(spec).await.unwrap();
+    let mut heard = broker.subscribe("trommel.dead.>").await.unwrap();
+    broker
+        .client()
+        .publish("trommel.tasks.normal", "junk".into())
+        .await
+        .unwrap();
+    queue.publish("load-1", load(1)).await.unwrap();
+    let mut numbers = Vec::new();
+    while numbers.is_empty() {
+        for delivery in queue.pull(10, LONG).await.unwrap() {
+            numbers.push(delivery.message().number);
+            delivery.settle(Disposition::Done).await.unwrap();
+        }
+    }
+    assert_eq!(numbers, [1]);
+    let letter = timeout(10 * SECOND, heard.next()).await.unwrap().unwrap();
+    assert_eq!(letter.subject, "trommel.dead.malformed.tasks");
+    assert_eq!(&letter.payload[..], b"junk");
+    let headers = letter.headers.unwrap();
+    assert_eq!(
+        headers.get("Trommel-Subject").unwrap().as_str(),
+        "trommel.tasks.normal"
+    );
+    assert!(
+        headers
+            .get("Trommel-Reason")
+            .unwrap()
+            .as_str()
+            .contains("not a message")
+    );
+    sleep(2 * SECOND).await;
+    assert!(
+        queue
+            .pull(10, Duration::from_millis(100))
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(told.load(Ordering::Relaxed), 1, "it came again");
+    assert_eq!(queue.stats().await.unwrap().dead_letters, 1);
+    let count = broker.subject_count(StreamName::Dead, "trommel.dead.malformed.*");
+    assert_eq!(count.await.unwrap(), 1);
+    let purged = broker.purge_subject(StreamName::Dead, "trommel.dead.malformed.tasks");
+    assert_eq!(purged.await.unwrap(), 1);
+    assert_eq!(
+        broker
+            .stream_stats(StreamName::Dead)
+            .await
+            .unwrap()
+            .unwrap()
+            .messages,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_tells_why_and_holds_the_message() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let queue = queue(&broker, 10 * SECOND).await;
+    let mut heard = broker.subscribe("trommel.dead.>").await.unwrap();
+    queue.publish("load-7", load(7)).await.unwrap();
+    let delivery = queue.pull(1, LONG).await.unwrap().pop().unwrap();
+    let reason = "two\nlines".to_owned();
+    delivery
+        .settle(Disposition::DeadLetter { reason })
+        .await
+        .unwrap();
+    let letter = timeout(LONG, heard.next()).await.unwrap().unwrap();
+    assert_eq!(letter.subject, "trommel.dead.test.7");
+    assert_eq!(Load::decode(&letter.payload).unwrap(), load(7));
+    let headers = letter.headers.unwrap();
+    let header = |name| headers.get(name).unwrap().as_str().to_owned();
+    assert_eq!(header("Trommel-Reason"), "two lines");
+    assert_eq!(header("Trommel-Attempt"), "1");
+    assert_eq!(header("Trommel-Stream"), "TROMMEL_TASKS");
+    assert_eq!(header("Trommel-Sequence"), "1");
+    assert_eq!(
+        broker
+            .stream_stats(StreamName::Tasks)
+            .await
+            .unwrap()
+            .unwrap()
+            .messages,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_is_too_large_is_refused() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    assert_eq!(broker.max_payload(), 1 << 20);
+    let queue = queue(&broker, SECOND).await;
+    let filling = vec![0; 1 << 20];
+    let error = queue
+        .publish("huge", Load { number: 1, filling })
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::TooLarge);
+    assert!(error.to_string().contains("`max_payload`"), "{error}");
+}
+
+/// What was asked for and came for nobody is given back when the queue is closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_queue_gives_back_what_it_prefetched() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let mut greedy = spec(LONG);
+    greedy.consumer.as_mut().unwrap().prefetch = 16;
+    let greedy = broker.queue(greedy).await.unwrap();
+    for number in 0..10 {
+        greedy
+            .publish(&format!("load-{number}"), load(number))
+            .await
+            .unwrap();
+    }
+    let first = greedy.pull(1, LONG).await.unwrap().pop().unwrap();
+    first.settle(Disposition::Done).await.unwrap();
+    sleep(Duration::from_millis(200)).await;
+    greedy.close().await;
+    // Well before the minute of the ack deadline.
+    let other = queue(&broker, LONG).await;
+    let mut numbers = BTreeSet::new();
+    while numbers.len() < 9 {
+        let pulled = other.pull(10, 5 * SECOND).await.unwrap();
+        assert!(!pulled.is_empty(), "only {numbers:?} came back");
+        for delivery in pulled {
+            numbers.insert(delivery.message().number);
+            delivery.settle(Disposition::Done).await.unwrap();
+        }
+    }
+    assert_eq!(numbers, (1..10).collect());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_cannot_be_used_is_refused_at_start() {
+    let refused = async |config: BrokerConfig| {
+        let error = Broker::connect(&config, "test").await.err();
+        let error = error.expect("it connected");
+        (error.kind(), error.to_string())
+    };
+    let server = NatsServer::start_with(&[]);
+    let (kind, text) = refused(config(&server)).await;
+    assert_eq!(kind, QueueErrorKind::Unsupported);
+    assert!(text.contains("start nats-server with -js"), "{text}");
+
+    let mut dead = NatsServer::start();
+    dead.kill();
+    let (kind, text) = refused(config(&dead)).await;
+    assert_eq!(kind, QueueErrorKind::Unreachable);
+    assert!(text.contains(&dead.url()), "{text}");
+
+    let locked = NatsServer::start_with(&["-js", "--user", "me", "--pass", "s@cret"]);
+    let (kind, text) = refused(config(&locked)).await;
+    assert_eq!(kind, QueueErrorKind::Refused);
+    assert!(text.contains("credentials"), "{text}");
+    let url = locked.url().replace("nats://", "nats://me:s%40cret@");
+    let open = BrokerConfig {
+        url,
+        ..config(&locked)
+    };
+    Broker::connect(&open, "test").await.unwrap();
+    let wrong = open.url.replace("s%40cret", "hush-hush");
+    let (kind, text) = refused(BrokerConfig { url: wrong, ..open }).await;
+    assert_eq!(kind, QueueErrorKind::Refused);
+    assert!(!text.contains("hush-hush"), "{text}");
+
+    let credentials = Some("/no/such.creds".into());
+    let (kind, text) = refused(BrokerConfig {
+        credentials,
+        ..config(&server)
+    })
+    .await;
+    assert_eq!(kind, QueueErrorKind::Refused);
+    assert!(text.contains("/no/such.creds"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_differs_is_refused_and_never_changed() {
+    use async_nats::jetstream::{self, stream};
+    let server = NatsServer::start();
+    let broker = Broker::connect(&config(&server), "test").await.unwrap();
+    let context = jetstream::new(broker.client().clone());
+    context
+        .create_stream(stream::Config {
+            name: "TROMMEL_TASKS".to_owned(),
+            subjects: vec!["trommel.tasks.*".to_owned()],
+            discard: stream::DiscardPolicy::New,
+            ..stream::Config::default()
+        })
+        .await
+        .unwrap();
+    let error = broker.ensure_streams().await.unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::Misconfigured);
+    let text = error.to_string();
+    for part in [
+        "TROMMEL_TASKS",
+        "retention is Limits, not WorkQueue",
+        "nats stream rm",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!text.contains("discard policy"), "{text}");
+    context.delete_stream("TROMMEL_TASKS").await.unwrap();
+    broker.ensure_streams().await.unwrap();
+
+    // Another limit is no reason to refuse, and none to change it.
+    let other = BrokerConfig {
+        tasks_max_messages: 5,
+        ..config(&server)
+    };
+    let other = Broker::connect(&other, "test").await.unwrap();
+    other.ensure_streams().await.unwrap();
+    let found = context.get_stream("TROMMEL_TASKS").await.unwrap();
+    assert_eq!(found.cached_info().config.max_messages, 10_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_sixteen_wins_a_compare_and_set() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let kv = broker.kv().await.unwrap();
+    let race = async |revision: Option<u64>| {
+        let contenders = (0..16).map(|contender| {
+            let kv = kv.clone();
+            tokio::spawn(async move {
+                let value = Bytes::from(format!("owner-{contender}"));
+                let won = match revision {
+                    None => kv.create("leases.a", value.clone()).await,
+                    Some(revision) => kv.update("leases.a", value.clone(), revision).await,
+                };
+                won.unwrap().map(|revision| (revision, value))
+            })
+        });
+        let ended = futures::future::join_all(contenders).await;
+        let winners: Vec<_> = ended.into_iter().filter_map(|won| won.unwrap()).collect();
+        assert_eq!(winners.len(), 1, "{winners:?}");
+        let entry = kv.get("leases.a").await.unwrap().unwrap();
+        assert_eq!((entry.revision, entry.value), winners[0].clone());
+        winners[0].0
+    };
+    let created = race(None).await;
+    let updated = race(Some(created)).await;
+    assert!(updated > created);
+    assert_eq!(
+        kv.update("leases.a", "late".into(), created).await.unwrap(),
+        None
+    );
+
+    kv.put("jobs.b", "2".into()).await.unwrap();
+    kv.put("jobs.a", "1".into()).await.unwrap();
+    assert_eq!(kv.keys("jobs.").await.unwrap(), ["jobs.a", "jobs.b"]);
+    kv.delete("jobs.a").await.unwrap();
+    kv.purge("jobs.b").await.unwrap();
+    assert_eq!(kv.get("jobs.a").await.unwrap(), None);
+    assert_eq!(kv.keys("jobs.").await.unwrap(), Vec::<String>::new());
+    assert!(kv.create("jobs.a", "again".into()).await.unwrap().is_some());
+    let error = kv.put("no key", Bytes::new()).await.unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::Misconfigured);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_outlives_a_restart_and_misses_nothing() {
+    let mut server = NatsServer::start();
+    let broker = broker(&server).await;
+    let kv = broker.kv().await.unwrap();
+    kv.put("jobs.a", "before".into()).await.unwrap();
+    let mut watch = kv.watch("jobs.").await.unwrap();
+    let mut told = async || {
+        let change = timeout(20 * SECOND, watch.next()).await.expect("silent");
+        let change = change.expect("ended");
+        let value = change
+            .value
+            .map(|value| String::from_utf8_lossy(&value).into_owned());
+        (change.key, value)
+    };
+    let pair = |key: &str, value: Option<&str>| (key.to_owned(), value.map(str::to_owned));
+    assert_eq!(told().await, pair("jobs.a", Some("before")));
+    kv.put("other.a", "unseen".into()).await.unwrap();
+    kv.put("jobs.b", "live".into()).await.unwrap();
+    assert_eq!(told().await, pair("jobs.b", Some("live")));
+    server.restart();
+    kv.put("jobs.c", "after".into()).await.unwrap();
+    assert_eq!(told().await, pair("jobs.c", Some("after")));
+    server.restart();
+    kv.delete("jobs.b").await.unwrap();
+    assert_eq!(told().await, pair("jobs.b", None));
+}
+
+/// Work that takes longer than the ack deadline is not repeated while its guard lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_deliveries_are_kept_alive_together() {
+    const MESSAGES: usize = 500;
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let queue = queue(&broker, SECOND).await;
+    for number in 0..MESSAGES as u64 {
+        queue
+            .publish(&format!("load-{number}"), load(number))
+            .await
+            .unwrap();
+    }
+    let mut held = Vec::new();
+    while held.len() < MESSAGES {
+        for delivery in queue.pull(100, LONG).await.unwrap() {
+            assert_eq!(delivery.attempt(), 1);
+            held.push((delivery.keep_alive(), delivery));
+        }
+    }
+    sleep(3 * SECOND).await;
+    assert!(
+        queue
+            .pull(10, Duration::from_millis(50))
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    for (guard, delivery) in held {
+        delivery.settle(Disposition::Done).await.unwrap();
+        drop(guard);
+    }
+    sleep(2 * SECOND).await;
+    assert_eq!(
+        broker
+            .stream_stats(StreamName::Tasks)
+            .await
+            .unwrap()
+            .unwrap()
+            .messages,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_heard() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let mut heard = broker.subscribe("trommel.events.*.progress").await.unwrap();
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("traceparent", "00-1-2-01");
+    let subject = broker.subject("events.job.progress");
+    broker
+        .publish_event(&subject, "42".into(), headers)
+        .await
+        .unwrap();
+    let event = timeout(LONG, heard.next()).await.unwrap().unwrap();
+    assert_eq!(event.subject, "trommel.events.job.progress");
+    assert_eq!(&event.payload[..], b"42");
+    assert_eq!(
+        event.headers.unwrap().get("traceparent").unwrap().as_str(),
+        "00-1-2-01"
+    );
+}
