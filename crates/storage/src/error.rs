@@ -63,6 +63,18 @@ impl StorageError {
         }
     }
 
+    /// Another process has changed `what` first: for implementations of
+    /// [`Claims`](crate::Claims).
+    pub fn lost_race(what: impl Display) -> Self {
+        let message = format!("{what} was changed by another process meanwhile");
+        Self::new(StorageErrorKind::LostRace, message)
+    }
+
+    /// What a [`Claims`](crate::Claims) stands on cannot be reached for the moment.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StorageErrorKind::Unreadable, message)
+    }
+
     /// What the user named as source cannot be one.
     pub(crate) fn invalid_source(message: impl Into<String>) -> Self {
         Self::new(StorageErrorKind::InvalidSource, message)

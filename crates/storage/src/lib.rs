@@ -1,5 +1,5 @@
-//! Where images come from and where rows go: folders, manifests and archives; Parquet, JSON Lines,
-//! CSV.
+//! Where images come from and where rows go: folders, S3, manifests and archives; Parquet, JSON
+//! Lines, CSV.
 //!
 //! A [`Source`] lists images as [`Found`]s, in the same order every time, and fetches the bytes of
 //! each. A [`Destination`] says where rows go; a [`PartSink`] commits them there in parts. A
@@ -15,7 +15,7 @@
 //!
 //! ```no_run
 //! use futures::StreamExt;
-//! use trommel_storage::{SourceOptions, open_source};
+//! use trommel_storage::{SourceOptions, fetcher, open_source};
 //!
 //! # async fn example() -> Result<(), trommel_storage::StorageError> {
 //! let source = open_source(&["photos".to_owned()], &SourceOptions::default())?;
@@ -28,13 +28,18 @@
 //! ```
 
 mod error;
+mod s3;
 mod sink;
 mod source;
+#[cfg(feature = "testsuite")]
+pub mod testsuite;
 mod uri;
 
 pub use error::{StorageError, StorageErrorKind};
+pub use s3::S3Config;
 pub use sink::{
-    Committed, Destination, FailureSummary, Format, JobRecord, JsonLines, Opened, PartSink,
-    PartSummary, ResultRow, Runs, SourceCheck, Summary, read_rows,
+    BucketDestination, BucketSink, Claim, Claims, Committed, Destination, FailureSummary, Format,
+    JobRecord, JsonLines, Opened, PartSink, PartSummary, ResultRow, Runs, SourceCheck, Summary,
+    read_rows,
 };
-pub use source::{Found, Source, SourceOptions, open_source};
+pub use source::{Found, Source, SourceOptions, fetcher, open_source};

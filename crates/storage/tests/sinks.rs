@@ -13,8 +13,8 @@ use trommel_storage::{
     StorageError, StorageErrorKind, Summary, read_rows,
 };
 use trommel_types::{
-    Classification, Column, ColumnKind, Content, ErrorKind, Failure, ImageRef, ImageSize, Outcome,
-    Scalar, Scores, TopLabel,
+    Classification, Column, ColumnKind, Content, ErrorKind, Failure, ImageRef, ImageSize, Lane,
+    Outcome, Scalar, Scores, TopLabel,
 };
 
 #[path = "sinks/crashes.rs"]
@@ -79,6 +79,7 @@ fn row(index: u64) -> Classification {
         image: ImageRef {
             job: "job-1".into(),
             index,
+            lane: Lane::Normal,
             uri: uri(index),
             content: Content::Whole,
             etag: index.is_multiple_of(2).then(|| "etag".to_owned()),

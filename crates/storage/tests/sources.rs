@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use tempfile::TempDir;
 use trommel_storage::{Found, Source, SourceOptions, StorageError, StorageErrorKind, open_source};
-use trommel_types::{Column, ColumnKind, ImageRef, Scalar};
+use trommel_types::{Column, ColumnKind, ImageRef, Lane, Scalar};
 
 #[path = "sources/archives.rs"]
 mod archives;
@@ -103,6 +103,7 @@ fn image(found: &Found) -> ImageRef {
     ImageRef {
         job: "job".into(),
         index: 0,
+        lane: Lane::Normal,
         uri: found.uri.clone(),
         content: found.content.clone(),
         etag: found.etag.clone(),
@@ -249,8 +250,8 @@ fn what_is_no_source_is_refused_with_a_remedy() {
     assert_says(&open(&[]).to_string(), &["no source"]);
     assert_says(&open(&[""]).to_string(), &["empty", "name a file"]);
     assert_says(
-        &open(&["s3://bucket/prefix"]).to_string(),
-        &["s3://", "distributed release"],
+        &open(&["gs://bucket/prefix"]).to_string(),
+        &["gs://", "download"],
     );
     assert_says(
         &open(&["https://host/a.jpg"]).to_string(),

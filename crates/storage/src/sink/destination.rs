@@ -81,7 +81,7 @@ impl Destination {
         if let Some(scheme) = remote_scheme(text) {
             return Err(invalid(match scheme {
                 "s3" | "postgres" | "postgresql" => {
-                    "comes with the distributed release; name a local file or folder"
+                    "rows go there through workers (trommel submit); name a local file or folder"
                 }
                 _ => "is no place that rows can go to; name a local file or folder",
             }));
@@ -232,8 +232,8 @@ mod tests {
         for (wrong, hint) in [
             ("", "results.parquet"),
             ("rows.xlsx", ".parquet, .jsonl (.ndjson) or .csv"),
-            ("s3://bucket/x/", "distributed release"),
-            ("postgres://host/db", "distributed release"),
+            ("s3://bucket/x/", "trommel submit"),
+            ("postgres://host/db", "trommel submit"),
             ("gs://bucket/x", "local file or folder"),
             ("out/?format=xml", "parquet, jsonl or csv"),
         ] {

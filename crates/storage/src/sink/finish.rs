@@ -51,30 +51,34 @@ pub struct PartSummary {
 
 /// What `_summary.json` holds.
 #[derive(Serialize)]
-struct StoredSummary<'a> {
+pub(super) struct StoredSummary<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
     /// When the job was created, in microseconds since the Unix epoch, UTC.
     started_at: i64,
     /// When it was finished, likewise.
     finished_at: i64,
+    /// The time between.
+    seconds: f64,
+}
+
+impl<'a> StoredSummary<'a> {
+    /// Of a job that is finished now.
+    pub(super) fn now(summary: &'a Summary, job: &JobRecord) -> Self {
+        let finished_at = now();
+        Self {
+            summary,
+            started_at: job.created_at,
+            finished_at,
+            seconds: finished_at.saturating_sub(job.created_at) as f64 / 1e6,
+        }
+    }
 }
 
 impl PartSink {
     /// What is committed so far, by all runs.
     pub fn summary(&self) -> Summary {
-        let job = &self.stored.job;
-        Summary {
-            job_id: job.job_id.clone(),
-            source: job.source.clone(),
-            model: job.model.clone(),
-            model_version: job.model_version.clone(),
-            images: self.record.rows,
-            ok: self.record.rows - self.record.failed(),
-            failed: self.record.failed(),
-            failures: self.record.failures.clone(),
-            parts: self.parts.clone(),
-        }
+        self.ledger.summary(&self.stored.job)
     }
 
     /// Ends a job whose rows are all committed: the parts become the single file, if one was asked
@@ -88,45 +92,21 @@ impl PartSink {
     /// taken the output's name meanwhile, others when a file cannot be written. What is committed
     /// stays.
     pub fn finish(self) -> Result<Summary, StorageError> {
-        self.refuse_gaps()?;
+        self.ledger.refuse_gaps(self.destination.parts.display())?;
         let summary = self.summary();
         let dir = &self.destination.parts;
         if let Some(file) = &self.destination.file {
             self.write_file(file)?;
         }
         // The summary before the mark that says it is there.
-        let (started_at, finished_at) = (self.stored.job.created_at, now());
         replace(
             dir,
             SUMMARY,
-            &StoredSummary {
-                summary: &summary,
-                started_at,
-                finished_at,
-            },
+            &StoredSummary::now(&summary, &self.stored.job),
         )?;
         create_if_absent(dir, SUCCESS, |_| Ok(()))?;
         remove_merged(&self.destination, &summary)?;
         Ok(summary)
-    }
-
-    fn refuse_gaps(&self) -> Result<(), StorageError> {
-        let committed = self.committed();
-        if committed
-            .max()
-            .is_none_or(|last| committed.len().checked_sub(1) == Some(last))
-        {
-            return Ok(());
-        }
-        let missing = (0..)
-            .zip(committed)
-            .find(|(expected, index)| index != expected);
-        let missing = missing.map_or(0, |(expected, _)| expected);
-        let message = format!(
-            "{} lacks the row of index {missing}, so the job is not finished; run the same command again",
-            self.destination.parts.display()
-        );
-        Err(StorageError::new(StorageErrorKind::Incomplete, message))
     }
 
     /// Makes the parts the single file. What stands there is replaced only if it is this job's, by
@@ -134,10 +114,15 @@ impl PartSink {
     fn write_file(&self, file: &Path) -> Result<(), StorageError> {
         let (dir, format) = (&self.destination.parts, self.destination.format);
         let parts = Parts {
-            paths: self.parts.iter().map(|part| dir.join(&part.name)).collect(),
+            paths: self
+                .ledger
+                .parts
+                .iter()
+                .map(|part| dir.join(&part.name))
+                .collect(),
             format,
             job: &self.stored.job,
-            fingerprint: self.record.runs.fingerprint(),
+            fingerprint: self.ledger.record.runs.fingerprint(),
         };
         let merged = Hidden::write(dir, "merged", |out| parts.merge(out, file))?;
         let owner = Owner::of(file, format);

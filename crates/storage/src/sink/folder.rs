@@ -27,7 +27,7 @@ pub(super) struct StoredJob {
     /// Whether the job was opened to overwrite an earlier result, which stays until this one takes
     /// its place.
     #[serde(default)]
-    replaces_output: bool,
+    pub(super) replaces_output: bool,
 }
 
 impl StoredJob {
@@ -38,7 +38,7 @@ impl StoredJob {
     }
 
     /// What of the job is not what it was, with both values.
-    fn differences(&self, job: &JobRecord) -> Vec<String> {
+    pub(super) fn differences(&self, job: &JobRecord) -> Vec<String> {
         let old = &self.job;
         let rows = [
             ("source", old.source.clone(), job.source.clone()),
@@ -219,7 +219,7 @@ pub(super) fn create(dir: &Path) -> Result<(), StorageError> {
 /// Holds the folder for this process until the file is closed.
 ///
 /// It spares a second process its work; that no row is written twice rests on the names of parts.
-pub(super) fn lock(dir: &Path) -> Result<File, StorageError> {
+pub(super) fn lock(dir: &Path) -> Result<Option<File>, StorageError> {
     let path = dir.join(LOCK);
     let failed = |error| StorageError::write(&path, error);
     let mut file = File::options()
@@ -248,7 +248,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, StorageError> {
     file.set_len(0)
         .and_then(|()| write!(file, "{}", std::process::id()))
         .map_err(failed)?;
-    Ok(file)
+    Ok(Some(file))
 }
 
 /// Removes the hidden files of runs that crashed.

@@ -1,9 +1,11 @@
 //! Rows as parts: each part is its own commit record.
 
+mod bucket_sink;
 mod destination;
 mod files;
 mod finish;
 mod folder;
+mod ledger;
 mod merge;
 mod output;
 mod parquet_part;
@@ -14,6 +16,7 @@ mod row;
 mod runs;
 mod text_part;
 
+pub use bucket_sink::{BucketDestination, BucketSink, Claim, Claims};
 pub use destination::{Destination, Format};
 pub use finish::{PartSummary, Summary};
 pub use part::FailureSummary;

@@ -11,10 +11,11 @@ use arrow_array::builder::{
 };
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Fields, Schema, TimeUnit};
+use bytes::Bytes;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
+use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use trommel_types::{Classification, ColumnKind, Outcome, Scalar};
 
@@ -58,6 +59,34 @@ pub(super) fn read_record(path: &Path, job_id: &str) -> Result<PartRecord, Stora
     let metadata = ParquetMetaDataReader::new()
         .parse_and_finish(&file)
         .map_err(|error| StorageError::corrupt(path, error))?;
+    record_of(&metadata, path, job_id)
+}
+
+/// The same from the end of a file of `size` bytes; how many bytes of it are needed when these
+/// are too few.
+pub(super) fn read_record_from(
+    end: Bytes,
+    size: u64,
+    path: &Path,
+    job_id: &str,
+) -> Result<Result<PartRecord, u64>, StorageError> {
+    let mut reader = ParquetMetaDataReader::new();
+    match reader.try_parse_sized(&end, size) {
+        Ok(()) => {}
+        Err(ParquetError::NeedMoreData(needed)) => return Ok(Err(needed as u64)),
+        Err(error) => return Err(StorageError::corrupt(path, error)),
+    }
+    let metadata = reader
+        .finish()
+        .map_err(|error| StorageError::corrupt(path, error))?;
+    record_of(&metadata, path, job_id).map(Ok)
+}
+
+fn record_of(
+    metadata: &ParquetMetaData,
+    path: &Path,
+    job_id: &str,
+) -> Result<PartRecord, StorageError> {
     let footer = metadata.file_metadata();
     let value = |key| {
         value(footer.key_value_metadata(), key)

@@ -33,7 +33,7 @@ pub struct FailureSummary {
 
 impl PartRecord {
     /// The record of rows that are sorted by index.
-    fn of(rows: &[Classification]) -> Self {
+    pub(super) fn of(rows: &[Classification]) -> Self {
         let mut record = Self {
             rows: rows.len() as u64,
             runs: Runs::of(
@@ -60,6 +60,12 @@ impl PartRecord {
             Format::Parquet => parquet_part::read_record(path, &job.job_id)?,
             Format::Jsonl | Format::Csv => Self::read_rows(path, format, job)?,
         };
+        record.check(path)
+    }
+
+    /// Checks that the ranges hold as many rows as the part has.
+    pub(super) fn check(self, path: &Path) -> Result<Self, StorageError> {
+        let record = self;
         let mut rows = Some(0_u64);
         for (start, end) in record.runs.ranges() {
             let len = end.checked_sub(start).and_then(|len| len.checked_add(1));
@@ -131,6 +137,19 @@ pub(super) fn name(number: u64, format: Format) -> String {
     format!("part-{number:08}.{}", format.extension())
 }
 
+/// The name of a part whose number was claimed, with the claim's revision.
+pub(super) fn claimed_name(number: u64, revision: u64, format: Format) -> String {
+    format!("part-{number:08}-r{revision}.{}", format.extension())
+}
+
+/// The number in the name of a part whose number was claimed; `None` for any other name.
+pub(super) fn claimed_number(name: &str, format: Format) -> Option<u64> {
+    let (stem, rest) = name.split_once("-r")?;
+    let revision = rest.strip_suffix(format.extension())?.strip_suffix('.')?;
+    revision.parse::<u64>().ok()?;
+    number(&format!("{stem}.{}", format.extension()), format)
+}
+
 /// The number in a part's name; `None` for the name of anything else.
 pub(super) fn number(name: &str, format: Format) -> Option<u64> {
     let digits = name
@@ -158,7 +177,8 @@ pub(super) fn commit(
     Ok(record)
 }
 
-fn write(
+/// Writes rows that are sorted by index, as the part at `path`.
+pub(super) fn write(
     out: &mut (impl Write + Send),
     path: &Path,
     format: Format,
@@ -177,7 +197,7 @@ fn write(
 mod tests {
     use std::io;
 
-    use trommel_types::{Content, ErrorKind, Failure, ImageRef};
+    use trommel_types::{Content, ErrorKind, Failure, ImageRef, Lane};
 
     use super::*;
     use crate::StorageErrorKind;
@@ -206,6 +226,7 @@ mod tests {
             image: ImageRef {
                 job: "job".into(),
                 index,
+                lane: Lane::Normal,
                 uri: format!("photos/{index}.jpg"),
                 content: Content::Whole,
                 etag: None,

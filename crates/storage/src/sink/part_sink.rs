@@ -1,12 +1,14 @@
 use std::fs::File;
+use std::path::Path;
 
 use roaring::RoaringTreemap;
 use trommel_types::Classification;
 
 use crate::StorageError;
 use crate::sink::files::probe;
-use crate::sink::finish::{self, PartSummary, Summary};
+use crate::sink::finish::{self, Summary};
 use crate::sink::folder::{self, SUCCESS, StoredJob, Taken};
+use crate::sink::ledger::Ledger;
 use crate::sink::output::Owner;
 use crate::sink::part::{self, PartRecord};
 use crate::sink::row::JobRecord;
@@ -18,19 +20,15 @@ use crate::sink::{Destination, Runs, SourceCheck};
 pub struct PartSink {
     pub(super) destination: Destination,
     pub(super) stored: StoredJob,
-    committed: RoaringTreemap,
-    /// All parts together.
-    pub(super) record: PartRecord,
-    pub(super) parts: Vec<PartSummary>,
-    next_number: u64,
+    pub(super) ledger: Ledger,
     is_resumed: bool,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 /// What is at a destination.
-pub enum Opened {
-    /// A job to work on: a new one, or one that was interrupted; see [`PartSink::is_resumed`].
-    Ready(Box<PartSink>),
+pub enum Opened<S = PartSink> {
+    /// A job to work on: a new one, or one that was interrupted.
+    Ready(Box<S>),
     /// The same job, finished.
     Complete(Box<Summary>),
 }
@@ -63,10 +61,32 @@ impl PartSink {
         job: JobRecord,
         overwrite: bool,
     ) -> Result<Opened, StorageError> {
+        Self::open_with(destination, job, overwrite, folder::lock)
+    }
+
+    /// As [`PartSink::open`], for a caller that holds a lease on the job: no lock is taken, so that
+    /// a process that has stopped without ending does not hold up its heir.
+    ///
+    /// # Errors
+    /// As [`PartSink::open`].
+    pub fn open_leased(
+        destination: &Destination,
+        job: JobRecord,
+        overwrite: bool,
+    ) -> Result<Opened, StorageError> {
+        Self::open_with(destination, job, overwrite, |_| Ok(None))
+    }
+
+    fn open_with(
+        destination: &Destination,
+        job: JobRecord,
+        overwrite: bool,
+        lock: impl FnOnce(&Path) -> Result<Option<File>, StorageError>,
+    ) -> Result<Opened, StorageError> {
         folder::refuse_foreign(destination, overwrite)?;
         let dir = &destination.parts;
         folder::create(dir)?;
-        let lock = folder::lock(dir)?;
+        let lock = lock(dir)?;
         // Another process may have worked here until the lock was ours.
         folder::refuse_foreign(destination, overwrite)?;
         folder::remove_leftovers(dir)?;
@@ -95,10 +115,7 @@ impl PartSink {
         let mut sink = Self {
             destination: destination.clone(),
             stored,
-            committed: RoaringTreemap::new(),
-            record: PartRecord::default(),
-            parts: Vec::new(),
-            next_number: 0,
+            ledger: Ledger::default(),
             is_resumed,
             _lock: lock,
         };
@@ -123,12 +140,12 @@ impl PartSink {
 
     /// Indices whose rows are durable.
     pub fn committed(&self) -> &RoaringTreemap {
-        &self.committed
+        &self.ledger.committed
     }
 
     /// The same as runs of consecutive indices, with hashes of their uris.
     pub fn committed_runs(&self) -> Runs {
-        self.record.runs.clone()
+        self.ledger.record.runs.clone()
     }
 
     /// Compares a listing with what is committed now.
@@ -143,19 +160,18 @@ impl PartSink {
     /// When the part cannot be written, or another process has taken its number. Nothing of it is
     /// left behind, and what was committed before is untouched. After
     /// [`LostRace`](crate::StorageErrorKind::LostRace) this sink can commit nothing more.
-    pub fn commit(&mut self, mut rows: Vec<Classification>) -> Result<Committed, StorageError> {
+    pub fn commit(&mut self, rows: Vec<Classification>) -> Result<Committed, StorageError> {
         let given = rows.len() as u64;
-        rows.sort_by_key(|row| row.image.index);
-        rows.dedup_by_key(|row| row.image.index);
-        rows.retain(|row| !self.committed.contains(row.image.index));
+        let rows = self.ledger.fresh(rows);
         let count = rows.len() as u64;
         let mut part = None;
         if count > 0 {
             let (dir, format) = (&self.destination.parts, self.destination.format);
-            let name = part::name(self.next_number, format);
+            let number = self.ledger.next_number;
+            let name = part::name(number, format);
             let record = part::commit(dir, &name, format, &self.stored.job, &rows)?;
             part = Some(name.clone());
-            let is_new = self.add(name, record);
+            let is_new = self.ledger.add(number, name, record);
             debug_assert!(is_new, "rows that are committed were dropped before");
         }
         Ok(Committed {
@@ -163,22 +179,6 @@ impl PartSink {
             rows: count,
             duplicates_dropped: given - count,
         })
-    }
-
-    /// Counts a part in; `false` if an index of it is committed twice.
-    fn add(&mut self, name: String, record: PartRecord) -> bool {
-        let ranges = record.runs.ranges();
-        let added: u64 = ranges
-            .map(|(start, end)| self.committed.insert_range(start..=end))
-            .sum();
-        let is_new = added == record.rows;
-        self.next_number += 1;
-        self.parts.push(PartSummary {
-            name,
-            rows: record.rows,
-        });
-        self.record.add(record);
-        is_new
     }
 
     /// Learns from the parts what is committed.
@@ -194,8 +194,7 @@ impl PartSink {
             let name = part::name(number, format);
             let path = dir.join(&name);
             let record = PartRecord::read(&path, format, &self.stored.job)?;
-            self.next_number = number;
-            if !self.add(name, record) {
+            if !self.ledger.add(number, name, record) {
                 return Err(StorageError::corrupt(
                     &path,
                     "it repeats rows that are committed",

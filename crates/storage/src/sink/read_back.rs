@@ -1,9 +1,9 @@
 //! Reads results of any format back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use arrow_array::cast::AsArray;
@@ -15,7 +15,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
 use trommel_types::TopLabel;
 
-use crate::sink::folder::SUCCESS;
+use crate::sink::finish::Summary;
+use crate::sink::folder::{SUCCESS, SUMMARY};
 use crate::sink::row::{COLUMNS, LOGITS};
 use crate::sink::{Format, part};
 use crate::{StorageError, StorageErrorKind};
@@ -63,6 +64,7 @@ pub fn read_rows(path: &Path) -> Result<Rows, StorageError> {
         })?;
         return read_file(path, format);
     }
+    let counted = counted_parts(path)?;
     let mut parts: Vec<(u64, PathBuf, Format)> = Vec::new();
     for entry in path
         .read_dir()
@@ -70,10 +72,16 @@ pub fn read_rows(path: &Path) -> Result<Rows, StorageError> {
     {
         let entry = entry.map_err(|error| StorageError::read(path.display(), error))?;
         let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if counted
+            .as_ref()
+            .is_some_and(|counted| !counted.contains(name))
+        {
+            continue;
+        }
         for format in Format::ALL {
-            if let Some(number) = name.to_str().and_then(|name| part::number(name, format)) {
-                parts.push((number, entry.path(), format));
-            }
+            let number = part::number(name, format).or_else(|| part::claimed_number(name, format));
+            parts.extend(number.map(|number| (number, entry.path(), format)));
         }
     }
     // A finished job may have had no image.
@@ -87,6 +95,21 @@ pub fn read_rows(path: &Path) -> Result<Rows, StorageError> {
     Ok(Box::new(parts.into_iter().flat_map(|(_, path, format)| {
         read_file(&path, format).unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
     })))
+}
+
+/// Names of the parts that count, where a summary says so.
+fn counted_parts(folder: &Path) -> Result<Option<HashSet<String>>, StorageError> {
+    let path = folder.join(SUMMARY);
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StorageError::read(path.display(), error)),
+    };
+    let summary: Summary =
+        serde_json::from_slice(&text).map_err(|error| StorageError::corrupt(&path, error))?;
+    Ok(Some(
+        summary.parts.into_iter().map(|part| part.name).collect(),
+    ))
 }
 
 /// Reads the rows of one file.

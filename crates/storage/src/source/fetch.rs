@@ -9,22 +9,38 @@ use std::sync::Arc;
 use bytes::Bytes;
 use trommel_types::{Content, ImageRef};
 
+use crate::s3::{Location, S3};
 use crate::source::manifest::not_read;
 use crate::source::parquet_cell::CellReader;
 use crate::uri::{remote_scheme, to_path};
-use crate::{StorageError, StorageErrorKind};
+use crate::{S3Config, StorageError, StorageErrorKind};
 
-/// Reads images, wherever on this machine they are.
-#[derive(Default)]
+/// Reads images, on this machine or in S3.
 pub(super) struct Fetcher {
     cells: Arc<CellReader>,
+    s3: S3,
 }
 
 impl Fetcher {
+    pub(super) fn new(s3: &S3Config) -> Self {
+        Self {
+            cells: Arc::default(),
+            s3: S3::new(s3),
+        }
+    }
+
     pub(super) async fn fetch(&self, image: &ImageRef, limit: u64) -> Result<Bytes, StorageError> {
         if let Content::Inline(bytes) = &image.content {
             check_size(&image.uri, bytes.len() as u64, limit)?;
             return filled(&image.uri, bytes.clone());
+        }
+        if let Some((object, range)) = in_s3(image) {
+            let bytes = self.s3.fetch(object, range, limit).await?;
+            return if bytes.is_empty() {
+                Err(empty(&image.uri))
+            } else {
+                Ok(bytes)
+            };
         }
         let cells = Arc::clone(&self.cells);
         let (uri, content) = (image.uri.clone(), image.content.clone());
@@ -47,6 +63,19 @@ impl Fetcher {
             let message = format!("failed to read {}: the reading thread ended", image.uri);
             Err(StorageError::new(StorageErrorKind::Unreadable, message))
         })
+    }
+}
+
+/// The object of an image, and the part of it that is the image, if it is in S3.
+fn in_s3(image: &ImageRef) -> Option<(Location, Option<(u64, u64)>)> {
+    match &image.content {
+        Content::Whole => Some((Location::parse(&image.uri)?, None)),
+        Content::Range {
+            archive,
+            offset,
+            length,
+        } => Some((Location::parse(archive)?, Some((*offset, *length)))),
+        Content::ParquetCell { .. } | Content::Inline(_) => None,
     }
 }
 
@@ -125,10 +154,13 @@ fn check_size(uri: &str, size: u64, limit: u64) -> Result<(), StorageError> {
 
 fn filled(uri: &str, bytes: Vec<u8>) -> Result<Bytes, StorageError> {
     if bytes.is_empty() {
-        let message = format!("{uri} holds no bytes");
-        return Err(StorageError::new(StorageErrorKind::Empty, message));
+        return Err(empty(uri));
     }
     Ok(bytes.into())
+}
+
+fn empty(uri: &str) -> StorageError {
+    StorageError::new(StorageErrorKind::Empty, format!("{uri} holds no bytes"))
 }
 
 fn not_a_file(uri: &str, what: &str) -> StorageError {

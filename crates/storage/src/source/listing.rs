@@ -12,6 +12,22 @@ pub(super) trait Listing: Send + Sync {
 
     /// Hands every image to `visitor`, in order, with a value for each of `columns`.
     fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop>;
+
+    /// Whether [`Listing::list_from`] spares what lies before.
+    fn can_go_on(&self) -> bool {
+        false
+    }
+
+    /// Hands every image behind `last_uri` to `visitor`. Called only where
+    /// [`Listing::can_go_on`].
+    fn list_from(
+        &self,
+        _last_uri: &str,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        self.list(options, visitor)
+    }
 }
 
 /// Receives a listing.

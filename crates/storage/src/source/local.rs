@@ -9,6 +9,7 @@ use std::thread;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
+use futures::future;
 use futures::stream::{self, BoxStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -64,6 +65,7 @@ impl LocalSource {
                 listing,
             })
             .collect();
+        let s3 = options.s3.clone();
         let shared = Shared {
             parts,
             columns,
@@ -73,7 +75,7 @@ impl LocalSource {
         Self {
             specs: specs.to_vec(),
             shared: Arc::new(shared),
-            fetcher: Fetcher::default(),
+            fetcher: Fetcher::new(&s3),
         }
     }
 }
@@ -90,17 +92,18 @@ impl Source for LocalSource {
     }
 
     fn list(&self) -> BoxStream<'static, Result<Found, StorageError>> {
-        let (sender, receiver) = mpsc::channel(CHUNKS);
-        let shared = Arc::clone(&self.shared);
-        // Not one of the runtime's blocking threads: the runtime waits for those when it ends, and
-        // a read from a terminal may never return.
-        let thread = thread::Builder::new().name("trommel-list".to_owned());
-        match thread.spawn(move || shared.send(sender)) {
-            Ok(_) => ReceiverStream::new(receiver).flat_map(stream::iter).boxed(),
-            Err(error) => {
-                let error = StorageError::read("the source: no thread to list it", error);
-                stream::iter([Err(error)]).boxed()
-            }
+        self.list_behind(None)
+    }
+
+    fn list_from(
+        &self,
+        passed: u64,
+        last_uri: Option<String>,
+    ) -> BoxStream<'static, Result<Found, StorageError>> {
+        match (passed, last_uri) {
+            (0, _) => self.list(),
+            (_, Some(last_uri)) if self.shared.can_go_on() => self.list_behind(Some(last_uri)),
+            (_, last_uri) => skip(self.list(), passed, last_uri),
         }
     }
 
@@ -110,6 +113,56 @@ impl Source for LocalSource {
 
     fn skipped(&self) -> u64 {
         self.shared.skipped.load(Ordering::Relaxed)
+    }
+}
+
+/// Passes over the first images of a listing, of which `last_uri` has to be the last.
+fn skip(
+    listing: BoxStream<'static, Result<Found, StorageError>>,
+    passed: u64,
+    last_uri: Option<String>,
+) -> BoxStream<'static, Result<Found, StorageError>> {
+    let numbered = stream::iter(1..).zip(listing);
+    let kept = numbered.filter_map(move |(number, found): (u64, _)| {
+        let kept = match found {
+            Ok(found)
+                if number == passed && last_uri.as_ref().is_some_and(|uri| *uri != found.uri) =>
+            {
+                Some(Err(StorageError::new(
+                    StorageErrorKind::SourceChanged,
+                    format!(
+                        "the source lists {} where it listed {} before; submit a new job",
+                        found.uri,
+                        last_uri.clone().unwrap_or_default()
+                    ),
+                )))
+            }
+            Ok(_) if number <= passed => None,
+            found => Some(found),
+        };
+        future::ready(kept)
+    });
+    kept.boxed()
+}
+
+impl LocalSource {
+    /// Lists from the beginning, or behind an image where the one listing can.
+    fn list_behind(
+        &self,
+        last_uri: Option<String>,
+    ) -> BoxStream<'static, Result<Found, StorageError>> {
+        let (sender, receiver) = mpsc::channel(CHUNKS);
+        let shared = Arc::clone(&self.shared);
+        // Not one of the runtime's blocking threads: the runtime waits for those when it ends, and
+        // a read from a terminal may never return.
+        let thread = thread::Builder::new().name("trommel-list".to_owned());
+        match thread.spawn(move || shared.send(sender, last_uri.as_deref())) {
+            Ok(_) => ReceiverStream::new(receiver).flat_map(stream::iter).boxed(),
+            Err(error) => {
+                let error = StorageError::read("the source: no thread to list it", error);
+                stream::iter([Err(error)]).boxed()
+            }
+        }
     }
 }
 
@@ -125,7 +178,7 @@ fn quoted(spec: &str) -> String {
 
 impl Shared {
     /// Sends the whole listing, and at its end the error that cut it short, if one did.
-    fn send(&self, sender: mpsc::Sender<Chunk>) {
+    fn send(&self, sender: mpsc::Sender<Chunk>, last_uri: Option<&str>) {
         self.skipped.store(0, Ordering::Relaxed);
         let mut outbox = Outbox {
             sender,
@@ -135,7 +188,7 @@ impl Shared {
         };
         // A listing that merely ended would pass for a complete one.
         let ended = catch_unwind(AssertUnwindSafe(|| match self.options.sample {
-            None => self.list(&mut outbox),
+            None => self.list(last_uri, &mut outbox),
             Some(count) => self.list_sample(count, &mut outbox),
         }));
         match ended {
@@ -150,14 +203,24 @@ impl Shared {
         drop(outbox.flush());
     }
 
-    fn list(&self, next: &mut dyn Visitor) -> Result<(), Stop> {
+    /// Whether a listing may go on behind an image without passing all before it again.
+    fn can_go_on(&self) -> bool {
+        self.options.sample.is_none() && self.parts.len() == 1 && self.parts[0].listing.can_go_on()
+    }
+
+    fn list(&self, last_uri: Option<&str>, next: &mut dyn Visitor) -> Result<(), Stop> {
         for part in &self.parts {
             let mut sieve = Sieve {
                 shared: self,
                 part,
                 next,
             };
-            part.listing.list(&self.options, &mut sieve)?;
+            match last_uri {
+                None => part.listing.list(&self.options, &mut sieve)?,
+                Some(last_uri) => part
+                    .listing
+                    .list_from(last_uri, &self.options, &mut sieve)?,
+            }
         }
         Ok(())
     }
@@ -171,7 +234,7 @@ impl Shared {
             ordinal: 0,
             outbox,
         };
-        self.list(&mut sample)?;
+        self.list(None, &mut sample)?;
         let held = sample.held;
         held.into_values().try_for_each(|found| outbox.found(found))
     }
@@ -413,13 +476,13 @@ mod tests {
             let found = tokio::time::timeout(Duration::from_secs(10), listing.next()).await;
             assert_eq!(found.unwrap().unwrap().unwrap().uri, name);
         }
-        std::io::Write::write_all(&mut writer, b"s3://bucket/key\n").unwrap();
+        std::io::Write::write_all(&mut writer, b"gs://bucket/key\n").unwrap();
         let error = listing.next().await.unwrap().unwrap_err().to_string();
         assert!(
-            error.contains("standard input:6: s3://bucket/key"),
+            error.contains("standard input:6: gs://bucket/key"),
             "{error}"
         );
-        assert!(error.contains("distributed release"), "{error}");
+        assert!(error.contains("download the images"), "{error}");
         assert!(listing.next().await.is_none());
         let again = source.list().next().await.unwrap().unwrap_err().to_string();
         assert!(

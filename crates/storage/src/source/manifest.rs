@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use trommel_types::Scalar;
 
 use crate::StorageError;
-use crate::source::SourceOptions;
-use crate::source::file::image_at;
+use crate::s3::Location;
+use crate::source::file::{image_at, image_of};
 use crate::source::listing::{Stop, Visitor};
+use crate::source::{Found, SourceOptions};
 use crate::uri::{remote_scheme, to_path};
 
 /// Images that are looked at before any work, so that a bad list is refused at once.
@@ -68,13 +69,19 @@ impl Manifest {
         options: &SourceOptions,
         visitor: &mut dyn Visitor,
     ) -> Result<(), Stop> {
-        let path = self.path_of(number, uri)?;
+        let found = match str::from_utf8(uri) {
+            Ok(uri) if Location::parse(uri).is_some() => Found {
+                columns,
+                ..image_of(uri.to_owned(), None)
+            },
+            _ => image_at(&self.path_of(number, uri)?, columns),
+        };
         let by_name = options.suffixes.is_none()
-            || path
+            || Path::new(&found.uri)
                 .file_name()
                 .is_some_and(|name| options.takes_suffix(name));
         if by_name {
-            visitor.found(image_at(&path, columns))
+            visitor.found(found)
         } else {
             visitor.skipped()
         }
@@ -158,12 +165,12 @@ pub(super) fn repeated<'a>(names: &[&'a str]) -> Option<&'a str> {
     repeat.map(|(_, name)| *name)
 }
 
-/// Says that a uri is of another release.
+/// Says that images are not read from there.
 pub(super) fn not_read(uri: &str, scheme: &str) -> String {
-    let when = if scheme == "s3" {
-        "s3 sources come with the distributed release; copy the images here first"
+    let what = if scheme == "s3" {
+        "expected s3://bucket/key"
     } else {
-        "only local files are read; download the images first"
+        "only local files and s3 are read; download the images first"
     };
-    format!("{uri}: no {scheme}:// source is read yet: {when}")
+    format!("{uri}: no such {scheme}:// source is read: {what}")
 }

@@ -17,6 +17,7 @@ mod parquet_cell;
 mod parquet_file;
 mod parquet_value;
 mod pattern;
+mod s3_prefix;
 mod union;
 
 use std::fs::Metadata;
@@ -41,6 +42,7 @@ pub use self::options::SourceOptions;
 use self::options::is_image_suffix;
 use self::parquet_file::ParquetFile;
 use self::pattern::Pattern;
+use self::s3_prefix::S3Prefix;
 use crate::StorageError;
 use crate::uri::{remote_scheme, to_path};
 
@@ -72,6 +74,17 @@ pub trait Source: Send + Sync {
     /// stream ends the listing. Standard input can be listed once.
     fn list(&self) -> BoxStream<'static, Result<Found, StorageError>>;
 
+    /// Lists the images behind the first `passed`, of which `last_uri` was the last.
+    ///
+    /// A single S3 prefix goes on behind that key; everything else is listed again from its
+    /// beginning, and the stream fails with [`SourceChanged`](crate::StorageErrorKind::SourceChanged)
+    /// where another image stands there now.
+    fn list_from(
+        &self,
+        passed: u64,
+        last_uri: Option<String>,
+    ) -> BoxStream<'static, Result<Found, StorageError>>;
+
     /// Reads the bytes of an image, at most `limit` of them. Never blocks an async thread.
     ///
     /// # Errors
@@ -86,7 +99,8 @@ pub trait Source: Send + Sync {
 /// first appearance; an image of a source without one of them has null there.
 ///
 /// A source is a file, a folder, a pattern such as `photos/**/*.jpg`, a manifest (`.txt`, `.csv`,
-/// `.jsonl`, `.parquet`), a `.tar` archive, or `-` for a list of paths on standard input. Blocking:
+/// `.jsonl`, `.parquet`), a `.tar` archive, `s3://bucket/prefix`, or `-` for a list of paths on
+/// standard input. Blocking:
 /// folders are looked through for a first image, manifests read from their beginning, JSON Lines
 /// once in whole.
 ///
@@ -97,6 +111,11 @@ pub fn open_source(
     options: &SourceOptions,
 ) -> Result<Arc<dyn Source>, StorageError> {
     open_all(specs, options, LineManifest::standard_input)
+}
+
+/// Reads images that another process has listed; lists nothing itself.
+pub fn fetcher(options: &SourceOptions) -> Arc<dyn Source> {
+    Arc::new(LocalSource::new(&[], Vec::new(), options.clone()))
 }
 
 /// Opens sources, `-` as `standard_input` gives it.
@@ -128,6 +147,9 @@ fn open(spec: &str, options: &SourceOptions) -> Result<Box<dyn Listing>, Storage
         return Err(StorageError::invalid_source(
             "a source is empty; name a file or a folder",
         ));
+    }
+    if remote_scheme(spec) == Some("s3") {
+        return Ok(Box::new(S3Prefix::open(spec, options)?));
     }
     if let Some(scheme) = remote_scheme(spec) {
         let reason = not_read(spec, scheme);

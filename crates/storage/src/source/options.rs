@@ -1,6 +1,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use crate::S3Config;
+
 /// Which images of a source are taken.
 #[derive(Debug, Clone, Default)]
 pub struct SourceOptions {
@@ -22,6 +24,8 @@ pub struct SourceOptions {
     pub uri_column: Option<String>,
     /// The column of a Parquet file that holds images.
     pub image_column: Option<String>,
+    /// How S3 is reached. No part of a job's identity.
+    pub s3: S3Config,
 }
 
 /// Suffixes of the formats that are read.

@@ -1,0 +1,510 @@
+//! Objects in S3, and in other stores that speak its protocol.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use aws_config::retry::RetryConfig;
+use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_config::{BehaviorVersion, Region};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::{Credentials, RequestChecksumCalculation, ResponseChecksumValidation};
+use aws_sdk_s3::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::primitives::ByteStream;
+use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
+use bytes::{Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+
+use crate::{StorageError, StorageErrorKind};
+
+/// How S3 is reached. Credentials come from where all AWS tools look for them: the environment,
+/// the profile files, the role of the machine or pod.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct S3Config {
+    /// Address of a store other than AWS, such as `http://127.0.0.1:9000`; buckets are then named
+    /// in the path. Default: AWS.
+    pub endpoint: Option<String>,
+    /// Region. Default: that of the environment or profile, else `us-east-1`.
+    pub region: Option<String>,
+    /// Whether requests go unsigned, as for public buckets. Default: no.
+    pub anonymous: bool,
+    /// Requests for images under way at once. Default: 64.
+    pub max_concurrency: usize,
+    /// Time that one attempt may take. Default: `30s`.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Attempts of each request, with growing waits of random length between. Default: 5.
+    pub attempts: u32,
+    /// Key and secret instead of those that the environment holds; never read from a file.
+    #[serde(skip)]
+    pub credentials: Option<(String, String)>,
+}
+
+impl fmt::Debug for S3Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Config")
+            .field("endpoint", &self.endpoint)
+            .field("region", &self.region)
+            .field("anonymous", &self.anonymous)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for S3Config {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            region: None,
+            anonymous: false,
+            max_concurrency: 64,
+            timeout: Duration::from_secs(30),
+            attempts: 5,
+            credentials: None,
+        }
+    }
+}
+
+impl S3Config {
+    /// Signs by this key, whatever the environment holds.
+    #[must_use]
+    pub fn with_credentials(mut self, access_key: &str, secret_key: &str) -> Self {
+        self.credentials = Some((access_key.to_owned(), secret_key.to_owned()));
+        self
+    }
+
+    /// All that is wrong with it, one sentence each; empty when it can be used.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if let Some(endpoint) = &self.endpoint
+            && !endpoint.starts_with("http://")
+            && !endpoint.starts_with("https://")
+        {
+            problems.push(format!(
+                "s3.endpoint: {endpoint:?} begins with neither http:// nor https://"
+            ));
+        }
+        if self.max_concurrency == 0 || self.attempts == 0 || self.timeout.is_zero() {
+            problems.push("s3.max-concurrency, attempts, timeout: must not be 0".to_owned());
+        }
+        problems
+    }
+}
+
+/// An object's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub(crate) bucket: String,
+    pub(crate) key: String,
+}
+
+impl Location {
+    /// Reads `s3://bucket/key`; the key may be empty.
+    pub(crate) fn parse(uri: &str) -> Option<Self> {
+        let (bucket, key) = match uri.strip_prefix("s3://")?.split_once('/') {
+            Some((bucket, key)) => (bucket, key),
+            None => (uri.strip_prefix("s3://")?, ""),
+        };
+        (!bucket.is_empty()).then(|| Self {
+            bucket: bucket.to_owned(),
+            key: key.to_owned(),
+        })
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        format!("s3://{}/{}", self.bucket, self.key)
+    }
+
+    /// Another key in the same bucket.
+    pub(crate) fn with_key(&self, key: String) -> Self {
+        Self {
+            bucket: self.bucket.clone(),
+            key,
+        }
+    }
+}
+
+/// One object of a listing.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    pub(crate) key: String,
+    pub(crate) size: u64,
+    pub(crate) etag: Option<String>,
+}
+
+/// A page of a listing, and where the next one begins.
+pub(crate) struct Page {
+    pub(crate) objects: Vec<Object>,
+    pub(crate) next: Option<String>,
+}
+
+/// A client. Cheap to clone; connects when first used.
+#[derive(Clone)]
+pub(crate) struct S3 {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: S3Config,
+    client: tokio::sync::OnceCell<Client>,
+    fetches: Semaphore,
+}
+
+/// Requests run on threads of their own, so that blocking and async callers alike may wait.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("trommel-s3")
+            .enable_all()
+            .build()
+            .expect("a process that cannot start two threads cannot do anything else either")
+    })
+}
+
+/// Waits for a request on a thread that may block.
+pub(crate) fn wait<T>(request: impl Future<Output = T>) -> T {
+    runtime().handle().block_on(request)
+}
+
+/// Runs a request on the threads of this module, whatever thread the caller is on.
+pub(crate) async fn run<T: Send + 'static>(
+    request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
+) -> Result<T, StorageError> {
+    let answer = runtime().spawn(request).await;
+    answer.unwrap_or_else(|_| Err(unanswered()))
+}
+
+/// A request under way.
+pub(crate) struct Pending<T>(tokio::task::JoinHandle<Result<T, StorageError>>);
+
+/// Starts a request; it goes on while its caller does something else.
+pub(crate) fn start<T: Send + 'static>(
+    request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
+) -> Pending<T> {
+    Pending(runtime().spawn(request))
+}
+
+impl<T> Pending<T> {
+    /// Waits for its end, on a thread that may block.
+    pub(crate) fn wait(self) -> Result<T, StorageError> {
+        wait(self.0).unwrap_or_else(|_| Err(unanswered()))
+    }
+}
+
+fn unanswered() -> StorageError {
+    unreadable("a request to s3 ended without an answer".to_owned())
+}
+
+impl S3 {
+    pub(crate) fn new(config: &S3Config) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                config: config.clone(),
+                client: tokio::sync::OnceCell::new(),
+                fetches: Semaphore::new(config.max_concurrency.max(1)),
+            }),
+        }
+    }
+
+    async fn client(&self) -> &Client {
+        let config = &self.shared.config;
+        self.shared
+            .client
+            .get_or_init(|| async { connect(config).await })
+            .await
+    }
+
+    /// Reads a page of the objects whose keys begin with `prefix`, in the order of their keys'
+    /// bytes: behind the key `after`, or where the last page said.
+    pub(crate) async fn list(
+        &self,
+        prefix: &Location,
+        after: Option<String>,
+        page: Option<String>,
+    ) -> Result<Page, StorageError> {
+        let request = self
+            .client()
+            .await
+            .list_objects_v2()
+            .bucket(&prefix.bucket)
+            .prefix(&prefix.key)
+            .set_start_after(after)
+            .set_continuation_token(page);
+        let listed = request
+            .send()
+            .await
+            .map_err(|error| failed("list", prefix, &error))?;
+        let objects = listed.contents.unwrap_or_default().into_iter();
+        Ok(Page {
+            objects: objects
+                .filter_map(|object| {
+                    Some(Object {
+                        key: object.key?,
+                        size: object
+                            .size
+                            .and_then(|size| size.try_into().ok())
+                            .unwrap_or(0),
+                        etag: object.e_tag.map(|etag| etag.trim_matches('"').to_owned()),
+                    })
+                })
+                .collect(),
+            next: listed.next_continuation_token,
+        })
+    }
+
+    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes.
+    pub(crate) async fn fetch(
+        &self,
+        object: Location,
+        range: Option<(u64, u64)>,
+        limit: u64,
+    ) -> Result<Bytes, StorageError> {
+        let s3 = self.clone();
+        run(async move {
+            let _permit = s3.shared.fetches.acquire().await;
+            s3.get(&object, range, limit).await
+        })
+        .await
+    }
+
+    /// As [`S3::fetch`], for a caller on a thread of this module, and not bounded in number.
+    pub(crate) async fn get(
+        &self,
+        object: &Location,
+        range: Option<(u64, u64)>,
+        limit: u64,
+    ) -> Result<Bytes, StorageError> {
+        if range.is_some_and(|(_, length)| length == 0) {
+            return Ok(Bytes::new());
+        }
+        let bytes = range.map(|(offset, length)| {
+            format!("bytes={offset}-{}", offset.saturating_add(length) - 1)
+        });
+        let request = self
+            .client()
+            .await
+            .get_object()
+            .bucket(&object.bucket)
+            .key(&object.key)
+            .set_range(bytes);
+        let answer = request
+            .send()
+            .await
+            .map_err(|error| failed("fetch", object, &error))?;
+        let promised = answer
+            .content_length
+            .and_then(|length| u64::try_from(length).ok());
+        let size = promised.unwrap_or(0);
+        if size > limit {
+            return Err(StorageError::too_large(object.uri(), size, limit));
+        }
+        let mut body = answer.body;
+        let mut bytes = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
+        while let Some(chunk) = body.next().await {
+            let chunk = chunk.map_err(|error| {
+                let error = DisplayErrorContext(error).to_string();
+                unreadable(format!("failed to fetch {}: {error}", object.uri()))
+            })?;
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() as u64 > limit {
+                return Err(StorageError::too_large(
+                    object.uri(),
+                    bytes.len() as u64,
+                    limit,
+                ));
+            }
+        }
+        let expected = range.map(|(_, length)| length).or(promised);
+        if expected.is_some_and(|expected| expected != bytes.len() as u64) {
+            return Err(unreadable(format!(
+                "failed to fetch {}: {} bytes came where there should be {}",
+                object.uri(),
+                bytes.len(),
+                expected.unwrap_or_default()
+            )));
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Writes an object. With `only_if_absent`, [`LostRace`](StorageErrorKind::LostRace) says that
+    /// the store had one of this name.
+    pub(crate) async fn put(
+        &self,
+        object: &Location,
+        content: Bytes,
+        only_if_absent: bool,
+    ) -> Result<(), StorageError> {
+        let request = self
+            .client()
+            .await
+            .put_object()
+            .bucket(&object.bucket)
+            .key(&object.key)
+            .set_if_none_match(only_if_absent.then(|| "*".to_owned()))
+            .body(ByteStream::from(content));
+        match request.send().await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(failed("write", object, &error)),
+        }
+    }
+
+    /// Removes an object, if it is there.
+    pub(crate) async fn remove(&self, object: &Location) -> Result<(), StorageError> {
+        let request = self
+            .client()
+            .await
+            .delete_object()
+            .bucket(&object.bucket)
+            .key(&object.key);
+        match request.send().await {
+            Ok(_) => Ok(()),
+            Err(error) => match failed("remove", object, &error) {
+                error if error.kind() == StorageErrorKind::NotFound => Ok(()),
+                error => Err(error),
+            },
+        }
+    }
+}
+
+async fn connect(config: &S3Config) -> Client {
+    let http = aws_smithy_http_client::Builder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::Ring))
+        .build_https();
+    let timeouts = TimeoutConfig::builder()
+        .connect_timeout(Duration::from_secs(5))
+        .operation_attempt_timeout(config.timeout)
+        .operation_timeout(config.timeout.saturating_mul(config.attempts))
+        .build();
+    let mut loader = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http)
+        .timeout_config(timeouts)
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+        .retry_config(RetryConfig::standard().with_max_attempts(config.attempts));
+    if let Some(endpoint) = &config.endpoint {
+        loader = loader.endpoint_url(endpoint);
+    }
+    if let Some((access_key, secret_key)) = &config.credentials {
+        let credentials = Credentials::new(access_key, secret_key, None, None, "given");
+        loader = loader.credentials_provider(credentials);
+    }
+    if config.anonymous {
+        loader = loader.no_credentials();
+    }
+    if let Some(region) = &config.region {
+        loader = loader.region(Region::new(region.clone()));
+    }
+    let loaded = loader.load().await;
+    // Stores other than AWS know no region, but requests are signed for one.
+    let region = loaded
+        .region()
+        .cloned()
+        .unwrap_or_else(|| Region::from_static("us-east-1"));
+    let built = aws_sdk_s3::config::Builder::from(&loaded)
+        .region(region)
+        .force_path_style(config.endpoint.is_some())
+        // Not every store knows the newer checksums.
+        .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+        .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
+        .build();
+    Client::from_conf(built)
+}
+
+fn unreadable(message: String) -> StorageError {
+    StorageError::new(StorageErrorKind::Unreadable, message)
+}
+
+/// What a request's failure means, in words that name the object and the remedy.
+fn failed<E>(verb: &str, object: &Location, error: &SdkError<E>) -> StorageError
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    let status = error
+        .raw_response()
+        .map(|response| response.status().as_u16());
+    let code = error.code().unwrap_or_default();
+    let (kind, remedy) = match (code, status) {
+        ("NoSuchBucket", _) => (
+            StorageErrorKind::NotFound,
+            "there is no such bucket; check its spelling, the region and the endpoint",
+        ),
+        ("NoSuchKey" | "NotFound", _) | (_, Some(404)) => {
+            (StorageErrorKind::NotFound, "there is no such object")
+        }
+        ("PreconditionFailed" | "ConditionalRequestConflict", _) | (_, Some(412)) => (
+            StorageErrorKind::LostRace,
+            "it was written by another process meanwhile",
+        ),
+        (_, Some(401 | 403)) => (
+            StorageErrorKind::PermissionDenied,
+            "the store refuses access; check the credentials and what they allow",
+        ),
+        ("InvalidRange", _) | (_, Some(416)) => (
+            StorageErrorKind::NotAFile,
+            "it ends before the bytes that were asked for",
+        ),
+        (_, Some(301 | 307)) => (
+            StorageErrorKind::InvalidSource,
+            "the bucket is in another region; name it by AWS_REGION or s3.region",
+        ),
+        (_, Some(400..=499)) => (StorageErrorKind::InvalidSource, ""),
+        _ if matches!(error, SdkError::ConstructionFailure(_)) => {
+            (StorageErrorKind::InvalidSource, "")
+        }
+        _ if DisplayErrorContext(error)
+            .to_string()
+            .contains("redentials") =>
+        {
+            (
+                StorageErrorKind::PermissionDenied,
+                "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or say that the bucket is public by s3.anonymous",
+            )
+        }
+        _ => (StorageErrorKind::Unreadable, ""),
+    };
+    let told = if remedy.is_empty() {
+        let code = if code.is_empty() {
+            ""
+        } else {
+            &format!(" ({code})")
+        };
+        format!("{}{code}", DisplayErrorContext(error))
+    } else {
+        remedy.to_owned()
+    };
+    StorageError::new(kind, format!("failed to {verb} {}: {told}", object.uri()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_and_written() {
+        let place = Location::parse("s3://bucket/a/b c#.jpg").unwrap();
+        assert_eq!(
+            (place.bucket.as_str(), place.key.as_str()),
+            ("bucket", "a/b c#.jpg")
+        );
+        assert_eq!(place.uri(), "s3://bucket/a/b c#.jpg");
+        assert_eq!(Location::parse("s3://bucket").unwrap().key, "");
+        assert_eq!(Location::parse("s3:///key"), None);
+        assert_eq!(Location::parse("photos/x.jpg"), None);
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        assert_eq!(S3Config::default().problems(), Vec::<String>::new());
+        let config = S3Config {
+            endpoint: Some("localhost:9000".to_owned()),
+            attempts: 0,
+            ..S3Config::default()
+        };
+        assert_eq!(config.problems().len(), 2);
+    }
+}
