@@ -6,10 +6,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+mod cluster;
+
+pub use cluster::{Cluster, PIPELINE};
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use trommel_storage::testsuite::S3Server;
 use trommel_storage::{ResultRow, read_rows};
 
 /// The root of the repository.
@@ -72,6 +77,17 @@ impl Trommel {
     pub fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
         self.command.arg(arg);
         self
+    }
+
+    /// More arguments.
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// The command itself.
+    pub fn into_command(self) -> Command {
+        self.command
     }
 
     /// A variable in its environment.
@@ -163,8 +179,10 @@ pub fn rows(result: &Path) -> Vec<ResultRow> {
 /// Fails unless the rows are those of indices `0..count`, each once.
 #[track_caller]
 pub fn assert_each_index_once(rows: &[ResultRow], count: usize) {
-    let indices: Vec<_> = rows.iter().map(|row| row.index).collect();
-    assert_eq!(indices, (0..count as u64).collect::<Vec<_>>());
+    let wrong = (0..).zip(rows).find(|(index, row)| row.index != *index);
+    let wrong = wrong.map(|(index, row)| (index, row.index));
+    assert_eq!(wrong, None, "(expected, found)");
+    assert_eq!(rows.len(), count);
 }
 
 /// A temporary folder.
@@ -200,6 +218,16 @@ impl Folder {
             fs::copy(file, folder.path(&format!("images/{number:06}.{suffix}"))).unwrap();
         }
         folder
+    }
+
+    /// Puts the images of `images/` under `images/` of a bucket.
+    pub fn upload(&self, server: &S3Server, bucket: &str) {
+        server.create_bucket(bucket);
+        for file in fs::read_dir(self.images()).unwrap() {
+            let path = file.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            server.put(bucket, &format!("images/{name}"), &fs::read(&path).unwrap());
+        }
     }
 
     /// `images/` in it.

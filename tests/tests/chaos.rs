@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 #![allow(clippy::print_stdout, reason = "a failed test shows its seed")]
 
+use std::fs;
 use std::path::Path;
+use std::process::Child;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -93,7 +95,14 @@ fn an_interrupt_commits_what_is_in_hand_and_the_same_command_goes_on() {
     let mut interrupted = false;
     for _ in 0..50 {
         let mut child = slow_job(&folder.images(), &output).spawn();
-        sleep(Duration::from_millis(250));
+        let works = |child: &mut Child| {
+            let holder = fs::read_to_string(output.join("_lock")).unwrap_or_default();
+            holder == child.id().to_string() || child.try_wait().unwrap().is_some()
+        };
+        while !works(&mut child) {
+            sleep(Duration::from_millis(1));
+        }
+        sleep(Duration::from_millis(100));
         if child.try_wait().unwrap().is_none() {
             let pid = Pid::from_child(&child);
             kill_process(pid, Signal::INT).unwrap();

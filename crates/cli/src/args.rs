@@ -39,6 +39,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Classify images on this machine
     Classify(Box<ClassifyArgs>),
+    /// Hold roles of the pipeline, over NATS JetStream
+    Worker(Box<WorkerArgs>),
+    /// Submit a job to the workers
+    Submit(Box<SubmitArgs>),
+    /// Look at jobs and end them
+    Jobs(JobsArgs),
     /// Look at a model
     #[command(subcommand)]
     Model(ModelCommand),
@@ -51,8 +57,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = CLASSIFY_HELP)]
 pub(crate) struct ClassifyArgs {
-    /// Images: files, folders, globs, manifests (.txt .csv .jsonl .parquet), .tar shards, or - for
-    /// a list on standard input
+    /// Images: files, folders, globs, manifests (.txt .csv .jsonl .parquet), .tar shards,
+    /// s3://bucket/prefix, or - for a list on standard input
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<String>,
 
@@ -79,6 +85,9 @@ pub(crate) struct ClassifyArgs {
 
     #[command(flatten)]
     pub(crate) tuning: TuningArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
 
     /// Exit with 3 when a row is failed
     #[arg(long)]
@@ -135,6 +144,191 @@ pub(crate) struct SourceArgs {
     /// Binary column of a Parquet file that holds the images. Default: the only one
     #[arg(long, value_name = "NAME")]
     pub(crate) image_column: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// Roles of this process
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        required = true,
+        value_name = "ROLES"
+    )]
+    pub(crate) role: Vec<RoleArg>,
+
+    /// Folder of models: NAME/ or NAME/VERSION/
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "models",
+        env = "TROMMEL_MODEL_REPOSITORY"
+    )]
+    pub(crate) model_repository: PathBuf,
+
+    /// How tensors go from preprocess to infer: through the broker, or in memory where one process
+    /// holds both roles
+    #[arg(long, value_enum, default_value_t = HopArg::Jetstream)]
+    pub(crate) tensor_hop: HopArg,
+
+    #[command(flatten)]
+    pub(crate) tuning: TuningArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+
+    #[command(flatten)]
+    pub(crate) broker: BrokerArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RoleArg {
+    Ingest,
+    Preprocess,
+    Infer,
+    Sink,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HopArg {
+    Jetstream,
+    Local,
+}
+
+/// How S3 is reached; credentials come from where all AWS tools look for them.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "S3")]
+pub(crate) struct S3Args {
+    /// Address of a store other than AWS, such as http://127.0.0.1:9000
+    #[arg(long, value_name = "URL")]
+    pub(crate) s3_endpoint: Option<String>,
+
+    /// Send requests unsigned, as for public buckets
+    #[arg(long)]
+    pub(crate) s3_anonymous: bool,
+}
+
+/// Where the broker is.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Broker")]
+pub(crate) struct BrokerArgs {
+    /// NATS server; several are separated by commas. Default: nats://127.0.0.1:4222
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) nats: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SubmitArgs {
+    /// Images, as the workers see them: what `trommel classify` takes, but standard input
+    #[arg(required = true, value_name = "SOURCE")]
+    pub(crate) sources: Vec<String>,
+
+    /// Models by their names in the workers' repository; each gets rows of its own
+    #[arg(
+        short,
+        long,
+        required = true,
+        value_delimiter = ',',
+        value_name = "NAMES"
+    )]
+    pub(crate) model: Vec<String>,
+
+    /// Where rows go, as the workers see it: a folder, s3://bucket/prefix/ or postgres://…
+    #[arg(short, long, value_name = "DEST")]
+    pub(crate) output: String,
+
+    /// Name of the job; the same name again is the same job. Default: a new one
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<String>,
+
+    /// How urgent it is: high, normal or low
+    #[arg(long, default_value_t, value_name = "LANE")]
+    pub(crate) lane: trommel_types::Lane,
+
+    /// Format of the parts in a folder
+    #[arg(long, value_enum, default_value_t = PartFormat::Parquet)]
+    pub(crate) format: PartFormat,
+
+    /// Replace results of another job
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+
+    /// Wait for the end, with a progress bar; the exit code tells it, as that of classify
+    #[arg(long)]
+    pub(crate) wait: bool,
+
+    /// Exit with 3 when a row is failed
+    #[arg(long, requires = "wait")]
+    pub(crate) fail_on_error: bool,
+
+    /// End the job once more than this share of images is sure to fail
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub(crate) max_failure_rate: Option<f64>,
+
+    /// End the job after this time, such as 2h
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) max_runtime: Option<std::time::Duration>,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// Nothing on standard error but errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+
+    /// The job's end as JSON
+    #[arg(long, requires = "wait")]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) broker: BrokerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JobsArgs {
+    #[command(subcommand)]
+    pub(crate) command: JobsCommand,
+
+    #[command(flatten)]
+    pub(crate) broker: BrokerArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobsCommand {
+    /// All jobs, the newest first
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// How a job stands: images, rows, failures, what waits where
+    Show {
+        /// The job
+        id: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Wait for the end of a job, with a progress bar
+    Watch {
+        /// The job
+        id: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// End a job; what is committed stays
+    Cancel {
+        /// The job
+        id: String,
+    },
+    /// The models that jobs may name
+    Models {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// Flags that stand above the configuration file; each is named as its setting there.

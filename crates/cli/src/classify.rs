@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Builder;
+use tokio_util::sync::CancellationToken;
 use trommel_infer::{Engine, EngineOptions};
 use trommel_storage::{
     Destination, Format, JobRecord, Opened, PartSink, Source, SourceOptions, open_source,
@@ -21,8 +22,16 @@ use crate::{model, shutdown};
 /// `trommel classify`: everything is opened and checked first, then all roles run in this process.
 pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
     let started = Instant::now();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("failed to start the async runtime")?;
+    // Before anything is opened, so that no signal finds a job without its handler.
+    let stop = runtime.block_on(async { shutdown::on_signal() })?;
     let destination = destination(&args).context(Usage)?;
-    let source = open_source(&args.sources, &args.source.options()).context(Usage)?;
+    let options = args.source.options(&config);
+    let source = open_source(&args.sources, &options).context(Usage)?;
     let dir = model_dir(args.model.as_deref()).context(Usage)?;
     let opened = model::open(&dir, &config, onnxruntime).context(Usage)?;
     let record = record(&args, &config, source.as_ref(), &opened.model);
@@ -38,12 +47,12 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
             }
         }
     };
-    let options = EngineOptions {
+    let engine_options = EngineOptions {
         instances: config.infer.instances(),
         max_batch: config.infer.max_batch.get(),
         max_wait: config.infer.max_wait,
     };
-    let engine = Arc::new(Engine::start(opened.model, options).context(Usage)?);
+    let engine = Arc::new(Engine::start(opened.model, engine_options).context(Usage)?);
     let job = EmbeddedJob {
         source,
         plan: opened.plan,
@@ -61,33 +70,28 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
         started,
         preprocess_threads: job.config.preprocess.threads(),
     };
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
     // Standard input can be listed only once, so its images cannot be counted ahead.
     let countable = !args.sources.iter().any(|spec| spec == "-");
     let counted = if countable {
-        Some(open_source(&args.sources, &args.source.options())?)
+        Some(open_source(&args.sources, &options)?)
     } else {
         None
     };
-    let ended = runtime.block_on(work(job, sink, &progress, counted, args.quiet));
+    let ended = runtime.block_on(work(job, sink, &progress, counted, args.quiet, stop));
     // A listing may still be blocked on standard input; it holds nothing that has to be kept.
     runtime.shutdown_background();
     report(ended, &args, destination.as_ref(), &run)
 }
 
-/// Runs the job with its bar and signals. Returns the sink for the last word on the job.
+/// Runs the job with its bar, until `stop` fires. Returns the sink for the last word on the job.
 async fn work(
     job: EmbeddedJob,
     sink: Option<PartSink>,
     progress: &Arc<Progress>,
     counted: Option<Arc<dyn Source>>,
     quiet: bool,
+    stop: CancellationToken,
 ) -> Result<(Ended, Option<PartSink>)> {
-    let stop = shutdown::on_signal()?;
     let _bar = Bar::show(progress, counted, quiet);
     let progress = Arc::clone(progress);
     Ok(match sink {
@@ -202,7 +206,7 @@ fn record(
 }
 
 impl SourceArgs {
-    fn options(&self) -> SourceOptions {
+    fn options(&self, config: &Config) -> SourceOptions {
         SourceOptions {
             suffixes: self.suffixes.clone(),
             min_size: self.min_size,
@@ -211,6 +215,7 @@ impl SourceArgs {
             sample_seed: self.sample_seed,
             uri_column: self.uri_column.clone(),
             image_column: self.image_column.clone(),
+            s3: config.s3.clone(),
         }
     }
 }

@@ -6,7 +6,7 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 use trommel_worker::WorkerConfig;
 
-use crate::args::TuningArgs;
+use crate::args::{BrokerArgs, S3Args, TuningArgs};
 
 /// Everything that can be configured, by section.
 pub(crate) type Config = WorkerConfig;
@@ -14,13 +14,18 @@ pub(crate) type Config = WorkerConfig;
 const DEFAULT_FILE: &str = "trommel.toml";
 const ENV_PREFIX: &str = "TROMMEL_";
 /// Variables with our prefix that are flags' and no setting's.
-const ENV_FLAGS: [&str; 3] = ["config", "log", "model"];
+const ENV_FLAGS: [&str; 4] = ["config", "log", "model", "model_repository"];
 
 /// The effective configuration: defaults ← TOML file ← `TROMMEL_SECTION__OPTION` ← flags.
 ///
 /// # Errors
 /// All problems of the result at once, each with its remedy.
-pub(crate) fn load(file: Option<&Path>, flags: &TuningArgs) -> Result<Config> {
+pub(crate) fn load(
+    file: Option<&Path>,
+    tuning: &TuningArgs,
+    s3: &S3Args,
+    broker: &BrokerArgs,
+) -> Result<Config> {
     let mut figment = Figment::from(Serialized::defaults(Config::default()));
     if let Some(path) = config_file(file)? {
         figment = figment.merge(Toml::file_exact(&path));
@@ -34,7 +39,7 @@ pub(crate) fn load(file: Option<&Path>, flags: &TuningArgs) -> Result<Config> {
     });
     let config: Config = figment
         .merge(env)
-        .merge(Serialized::defaults(Flags::from(flags)))
+        .merge(Serialized::defaults(Flags::new(tuning, s3, broker)))
         .extract()
         .map_err(|errors| {
             let problems: Vec<_> = errors.into_iter().map(|error| error.to_string()).collect();
@@ -70,15 +75,20 @@ fn list(what: &str, problems: &[String]) -> String {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Flags {
+    broker: Section,
+    s3: Section,
     preprocess: Section,
     infer: Section,
 }
 
 type Section = serde_json::Map<String, serde_json::Value>;
 
-impl From<&TuningArgs> for Flags {
-    fn from(args: &TuningArgs) -> Self {
+impl Flags {
+    fn new(args: &TuningArgs, s3: &S3Args, broker: &BrokerArgs) -> Self {
         let mut flags = Self::default();
+        set(&mut flags.broker, "url", broker.nats.as_deref());
+        set(&mut flags.s3, "endpoint", s3.s3_endpoint.as_deref());
+        set(&mut flags.s3, "anonymous", s3.s3_anonymous.then_some(true));
         set(&mut flags.preprocess, "threads", args.preprocess_threads);
         set(&mut flags.infer, "device", args.device.as_deref());
         set(&mut flags.infer, "instances", args.instances);

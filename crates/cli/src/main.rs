@@ -5,10 +5,12 @@ mod classify;
 mod config;
 mod evaluate;
 mod exit;
+mod jobs;
 mod model;
 mod progress_bar;
 mod shutdown;
 mod summary;
+mod worker;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -17,7 +19,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Cli, Command};
+use crate::args::{BrokerArgs, Cli, Command, S3Args, TuningArgs};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
@@ -37,15 +39,30 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<Exit> {
+    let load = |tuning: &TuningArgs, s3: &S3Args, broker: &BrokerArgs| {
+        config::load(cli.config.as_deref(), tuning, s3, broker).context(exit::Usage)
+    };
     match cli.command {
         Command::Classify(args) => {
-            let config = config::load(cli.config.as_deref(), &args.tuning).context(exit::Usage)?;
+            let config = load(&args.tuning, &args.s3, &BrokerArgs::default())?;
             classify::run(*args, config, cli.onnxruntime.as_deref())
+        }
+        Command::Worker(args) => {
+            let config = load(&args.tuning, &args.s3, &args.broker)?;
+            worker::run(*args, config, cli.onnxruntime.as_deref())
+        }
+        Command::Submit(args) => {
+            let config = load(&TuningArgs::default(), &S3Args::default(), &args.broker)?;
+            jobs::submit(*args, &config)
+        }
+        Command::Jobs(args) => {
+            let config = load(&TuningArgs::default(), &S3Args::default(), &args.broker)?;
+            jobs::run(args.command, &config)
         }
         Command::Model(command) => model::run(command, cli.onnxruntime.as_deref()),
         Command::Evaluate(args) => evaluate::run(&args),
         Command::Config(args) => {
-            let config = config::load(cli.config.as_deref(), &args.tuning).context(exit::Usage)?;
+            let config = load(&args.tuning, &S3Args::default(), &BrokerArgs::default())?;
             let text = toml::to_string(&config).context("failed to write the configuration")?;
             std::io::stdout().write_all(text.as_bytes())?;
             Ok(Exit::Success)

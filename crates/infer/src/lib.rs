@@ -62,7 +62,7 @@ pub use device::Device;
 pub use engine::{Engine, EngineOptions};
 pub use error::{InferError, InferErrorKind};
 pub use info::ModelInfo;
-pub use model::{Model, ModelOptions};
+pub use model::{Model, ModelOptions, version};
 pub use runtime::Runtime;
 pub use signature::Layout;
 pub use stats::EngineStats;

@@ -17,6 +17,9 @@ use crate::{Activation, Device, InferError, InferErrorKind, ModelInfo, Runtime};
 /// Places of the model's file in its folder, in the order of preference.
 const FILES: [&str; 2] = ["model.onnx", "onnx/model.onnx"];
 
+/// Hex digits of the content hash that name a version.
+const VERSION_DIGITS: usize = 12;
+
 /// How a model is to be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelOptions {
@@ -110,7 +113,7 @@ impl Model {
             inner: Arc::new(Inner {
                 runtime: runtime.clone(),
                 name: name_of(dir),
-                version: Arc::from(&file.hash[..12]),
+                version: Arc::from(&file.hash[..VERSION_DIGITS]),
                 path,
                 file,
                 inputs,
@@ -217,6 +220,18 @@ impl Inner {
             format_args!("model {} failed: {why}", self.name),
         )
     }
+}
+
+/// The version of the model in the folder `dir`, as [`Model::version`] gives it, without opening
+/// a session. Blocks while it reads the file twice.
+///
+/// # Errors
+/// When a file is missing or malformed.
+pub fn version(dir: &Path) -> Result<Arc<str>, InferError> {
+    check_folder(dir)?;
+    let config = ModelConfig::read(dir)?;
+    let path = find_file(dir, config.file.as_deref())?;
+    Ok(Arc::from(&OnnxFile::read(&path)?.hash[..VERSION_DIGITS]))
 }
 
 fn check_folder(dir: &Path) -> Result<(), InferError> {

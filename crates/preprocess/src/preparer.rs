@@ -130,15 +130,23 @@ impl Preparer {
     /// # Errors
     /// When the last [`Preparer::decode`] failed, or there was none.
     pub fn resize(&mut self) -> Result<Prepared, PrepareError> {
+        let plan = Arc::clone(&self.plan);
+        self.resize_by(&plan)
+    }
+
+    /// Resizes and crops what was decoded last by another plan, for another model.
+    ///
+    /// # Errors
+    /// As [`Preparer::resize`].
+    pub fn resize_by(&mut self, plan: &Plan) -> Result<Prepared, PrepareError> {
         let original = self
             .original
             .ok_or_else(|| PrepareError::new(ErrorKind::Corrupt, "nothing was decoded"))?;
-        let (target_width, target_height) =
-            self.plan.resize.target(original.width, original.height);
+        let (target_width, target_height) = plan.resize.target(original.width, original.height);
         // A very long image would be scaled up without bound by its shorter side.
         self.limits
             .check_size(target_width.max(1), target_height.max(1))?;
-        let (pixels, shape) = self.scaler.run(self.decoder.image(), &self.plan);
+        let (pixels, shape) = self.scaler.run(self.decoder.image(), plan);
         Ok(Prepared {
             pixels,
             shape,

@@ -25,6 +25,9 @@ impl Fixture for JetStream {
             url: self.server.url(),
             prefix: format!("contract{number}"),
             tasks_max_messages: capacity as u64,
+            // The server sets aside what a stream may hold, and there are many of them here.
+            tensors_max_bytes: 1 << 20,
+            results_max_bytes: 1 << 20,
             ..BrokerConfig::default()
         };
         let broker = Broker::connect(&config, "contract").await.unwrap();

@@ -38,6 +38,9 @@ fn load(number: u64) -> Load {
 fn config(server: &NatsServer) -> BrokerConfig {
     BrokerConfig {
         url: server.url(),
+        // The server sets aside what a stream may hold.
+        tensors_max_bytes: 100 << 20,
+        results_max_bytes: 100 << 20,
         ..BrokerConfig::default()
     }
 }

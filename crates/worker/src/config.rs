@@ -2,11 +2,19 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use trommel_queue::BrokerConfig;
+use trommel_storage::S3Config;
 
 /// How the roles work. Every default suits one machine that classifies a folder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct WorkerConfig {
+    /// The broker, for roles in separate processes.
+    pub broker: BrokerConfig,
+    /// How S3 is reached.
+    pub s3: S3Config,
+    /// Listing.
+    pub ingest: IngestConfig,
     /// Fetching, decoding and resizing.
     pub preprocess: PreprocessConfig,
     /// Running the model.
@@ -17,6 +25,25 @@ pub struct WorkerConfig {
     pub retry: RetryPolicy,
     /// How a stop is carried out.
     pub shutdown: ShutdownConfig,
+}
+
+/// Listing, in a worker over the broker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct IngestConfig {
+    /// Jobs that one process lists side by side. Default: 64.
+    pub max_jobs: NonZeroUsize,
+    /// Tasks of one job that may be on their way to the broker at once. Default: 256.
+    pub publish_window: NonZeroUsize,
+}
+
+impl Default for IngestConfig {
+    fn default() -> Self {
+        Self {
+            max_jobs: NonZeroUsize::new(64).expect("64 is not 0"),
+            publish_window: NonZeroUsize::new(256).expect("256 is not 0"),
+        }
+    }
 }
 
 /// Fetching, decoding and resizing.
@@ -70,6 +97,8 @@ pub struct InferConfig {
     pub top_k: NonZeroU32,
     /// Whether rows hold the raw output of the model too. Default: no.
     pub logits: bool,
+    /// Models that one process over the broker keeps loaded. Default: 4.
+    pub max_models: NonZeroUsize,
 }
 
 impl Default for InferConfig {
@@ -82,6 +111,7 @@ impl Default for InferConfig {
             max_wait: Duration::from_millis(20),
             top_k: NonZeroU32::new(5).expect("5 is not 0"),
             logits: false,
+            max_models: NonZeroUsize::new(4).expect("4 is not 0"),
         }
     }
 }
@@ -121,6 +151,12 @@ pub struct SinkConfig {
     /// Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub part_interval: Duration,
+    /// Time after which a sink that has not been heard of loses its jobs to another. Default:
+    /// `15s`.
+    #[serde(with = "humantime_serde")]
+    pub lease: Duration,
+    /// Jobs that one process commits side by side. Default: 64.
+    pub max_jobs: NonZeroUsize,
 }
 
 impl Default for SinkConfig {
@@ -128,6 +164,8 @@ impl Default for SinkConfig {
         Self {
             part_rows: NonZeroUsize::new(20_000).expect("20,000 is not 0"),
             part_interval: Duration::from_secs(5),
+            lease: Duration::from_secs(15),
+            max_jobs: NonZeroUsize::new(64).expect("64 is not 0"),
         }
     }
 }
@@ -138,6 +176,9 @@ impl Default for SinkConfig {
 pub struct RetryPolicy {
     /// Attempts before an image ends as failed. Default: 4.
     pub max_attempts: NonZeroU32,
+    /// Deliveries, those counted that ended with their worker, before an image is taken for what
+    /// ended it and fails. Default: 10.
+    pub max_deliveries: NonZeroU32,
     /// Upper bound of the wait before the second attempt; it doubles with each further one.
     /// Default: `200ms`.
     #[serde(with = "humantime_serde")]
@@ -151,6 +192,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             max_attempts: NonZeroU32::new(4).expect("4 is not 0"),
+            max_deliveries: NonZeroU32::new(10).expect("10 is not 0"),
             base: Duration::from_millis(200),
             cap: Duration::from_secs(30),
         }
@@ -177,7 +219,8 @@ impl Default for ShutdownConfig {
 impl WorkerConfig {
     /// Names every setting that cannot work, with its remedy; empty when all can.
     pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
+        let mut problems = self.broker.problems();
+        problems.extend(self.s3.problems());
         if let Err(error) = trommel_infer::Device::parse(&self.infer.device) {
             problems.push(format!("infer.device: {error}"));
         }
@@ -189,8 +232,14 @@ impl WorkerConfig {
                 "preprocess.max-pixels, max-side: 0 refuses every image; set at least 1".to_owned(),
             );
         }
+        if self.retry.max_deliveries < self.retry.max_attempts {
+            problems.push("retry.max-deliveries: must not be below retry.max-attempts".to_owned());
+        }
         if self.retry.cap < self.retry.base {
             problems.push("retry.cap: must not be below retry.base".to_owned());
+        }
+        if self.sink.lease < Duration::from_secs(1) {
+            problems.push("sink.lease: must be at least 1s".to_owned());
         }
         if self.sink.part_interval.is_zero() {
             problems.push("sink.part-interval: must be longer than 0s".to_owned());

@@ -9,15 +9,17 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Engine;
-use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_preprocess::{Limits, Plan};
 use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
 use trommel_storage::{JobRecord, PartSink, Source, SourceCheck};
-use trommel_types::{Classification, ImageRef, Message, PreparedImage};
+use trommel_types::{Classification, ImageRef, Lane, Message, PreparedImage};
 
 use crate::cpu_pool::CpuPool;
+use crate::hop::QueueHop;
 use crate::intake::Intake;
+use crate::job::{JobPlan, Jobs, ModelId, OneJob, PlannedModel};
 use crate::rows::{Rows, StreamRows};
-use crate::settle::{ModelId, Settler};
+use crate::settle::Settler;
 use crate::{Progress, WorkerConfig, WorkerError, infer, ingest, preprocess, sink};
 
 /// One job with everything it needs, opened and checked.
@@ -129,11 +131,11 @@ impl EmbeddedJob {
         progress: &Arc<Progress>,
     ) -> Result<Roles<R>, WorkerError> {
         let config = &self.config;
-        let settler = || Settler {
-            model: ModelId {
-                name: self.record.model.as_str().into(),
-                version: self.record.model_version.as_str().into(),
-            },
+        let model = ModelId {
+            name: self.record.model.as_str().into(),
+            version: self.record.model_version.as_str().into(),
+        };
+        let settler = Settler {
             results: Arc::clone(&queues.results),
             retry: config.retry.clone(),
             progress: Arc::clone(progress),
@@ -141,8 +143,10 @@ impl EmbeddedJob {
 
         let ingest = Arc::new(ingest::Context {
             job: self.record.job_id.as_str().into(),
-            source: Arc::clone(&self.source),
+            lane: Lane::default(),
             output: Arc::clone(&queues.tasks),
+            window: 1,
+            place: ingest::Place::default(),
             progress: Arc::clone(progress),
         });
         let threads = config.preprocess.threads();
@@ -151,7 +155,14 @@ impl EmbeddedJob {
             max_pixels: config.preprocess.max_pixels,
             max_side: config.preprocess.max_side,
         };
-        let plan = Arc::clone(&self.plan);
+        let planned = PlannedModel {
+            id: model,
+            plan: Arc::clone(&self.plan),
+        };
+        let job = JobPlan {
+            models: [planned].into(),
+        };
+        let jobs: Arc<dyn Jobs> = Arc::new(OneJob(job));
         let preprocess = Arc::new(preprocess::Context {
             intake: Intake::new(
                 Arc::clone(&queues.tasks),
@@ -160,19 +171,19 @@ impl EmbeddedJob {
                     .max_in_flight
                     .map_or(4 * threads, Into::into),
             ),
+            jobs: Arc::clone(&jobs),
             source: Arc::clone(&self.source),
-            max_bytes: config.preprocess.max_bytes,
-            cpu_pool: CpuPool::start("prepare", threads, move || {
-                Preparer::new(Arc::clone(&plan), limits)
-            })?,
-            output: Arc::clone(&queues.tensors),
-            settler: settler(),
+            limits,
+            cpu_pool: CpuPool::start("prepare", threads, || None)?,
+            output: Arc::new(QueueHop(Arc::clone(&queues.tensors))),
+            settler: settler.clone(),
             progress: Arc::clone(progress),
         });
         let infer = Arc::new(infer::Context {
             intake: Intake::new(Arc::clone(&queues.tensors), tensors_in_hand(config)),
-            engine: Arc::clone(&self.engine),
-            settler: settler(),
+            engines: Arc::new(infer::OneEngine(Arc::clone(&self.engine))),
+            jobs,
+            settler,
         });
         let sink = Arc::new(sink::Context {
             intake: Arc::clone(&queues.results),
@@ -182,7 +193,12 @@ impl EmbeddedJob {
         });
 
         Ok(Roles {
-            ingest: tokens.spawn(ingest::run(ingest, check, tokens.ingest.clone())),
+            ingest: tokens.spawn(ingest::run(
+                ingest,
+                self.source.list(),
+                check,
+                tokens.ingest.clone(),
+            )),
             preprocess: tokens.spawn(preprocess::run(preprocess, tokens.preprocess.clone())),
             infer: tokens.spawn(infer::run(infer, tokens.infer.clone())),
             sink: tokens.spawn_last(sink::run(sink, rows, tokens.sink.clone())),
@@ -305,6 +321,6 @@ fn memory<T: Message>(capacity: usize) -> Arc<dyn Queue<T>> {
 }
 
 /// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
-fn tensors_in_hand(config: &WorkerConfig) -> usize {
+pub(crate) fn tensors_in_hand(config: &WorkerConfig) -> usize {
     config.infer.max_batch.get() * (2 * config.infer.instances() + 1)
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trommel_infer::Engine;
@@ -12,12 +13,41 @@ use crate::WorkerError;
 use crate::disposition::TaskError;
 use crate::fatal::Fatal;
 use crate::intake::Intake;
+use crate::job::{Jobs, ModelId};
 use crate::settle::{PreparedImageExt, Settler};
+
+/// The models at work in this process.
+#[async_trait]
+pub(crate) trait Engines: Send + Sync {
+    /// The engine of a model; started first, if need be.
+    ///
+    /// # Errors
+    /// What stops this worker: it cannot run the model.
+    async fn engine(&self, model: &ModelId) -> Result<Arc<Engine>, WorkerError>;
+
+    /// Closes the batches in hand: no more images will come for a while.
+    fn flush(&self);
+}
+
+/// The one model of an embedded run.
+pub(crate) struct OneEngine(pub(crate) Arc<Engine>);
+
+#[async_trait]
+impl Engines for OneEngine {
+    async fn engine(&self, _: &ModelId) -> Result<Arc<Engine>, WorkerError> {
+        Ok(Arc::clone(&self.0))
+    }
+
+    fn flush(&self) {
+        self.0.flush();
+    }
+}
 
 /// What the infer role works with.
 pub(crate) struct Context {
     pub(crate) intake: Intake<PreparedImage>,
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) engines: Arc<dyn Engines>,
+    pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) settler: Settler,
 }
 
@@ -30,7 +60,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
 
     let stopped = loop {
         // Nothing more to come for now: what is in hand need not wait for a full batch.
-        let next = ctx.intake.next_delivery(|| ctx.engine.flush());
+        let next = ctx.intake.next_delivery(|| ctx.engines.flush());
         let (delivery, permit) = match fatal.token().run_until_cancelled(next).await {
             None => break Ok(()),
             Some(Err(error)) => break Err(error),
@@ -39,27 +69,34 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
         let (ctx, fatal) = (Arc::clone(&ctx), fatal.clone());
         in_flight.spawn(async move {
             let kept_alive = delivery.keep_alive();
-            let outcome = classify_one(&ctx, &delivery).await;
+            let model = ModelId::of(delivery.message());
+            let outcome = classify_one(&ctx, &delivery, &model).await;
             drop(kept_alive);
-            fatal.check(match outcome {
-                // The device is gone: the process ends and redelivery does the rest.
-                Err(TaskError::Infer(error)) if error.is_fatal() => Err(error.into()),
-                outcome => ctx.settler.settle(delivery, outcome).await,
-            });
+            let models = std::iter::once(&model);
+            fatal.check(ctx.settler.settle(delivery, outcome, models).await);
             drop(permit);
         });
     };
 
+    ctx.intake.give_back().await;
     in_flight.close();
     in_flight.wait().await;
     stopped.and(fatal.into_result())
 }
 
-async fn classify_one(ctx: &Context, delivery: &Delivery<PreparedImage>) -> Result<(), TaskError> {
-    ctx.settler.check_attempt(delivery.attempt())?;
+async fn classify_one(
+    ctx: &Context,
+    delivery: &Delivery<PreparedImage>,
+    model: &ModelId,
+) -> Result<(), TaskError> {
     let image = delivery.message();
-    let scores = ctx.engine.classify(image.pixels.clone()).await?;
-    let answer = image.outcome(Outcome::Ok(scores), delivery.attempt(), &ctx.settler.model);
+    if ctx.jobs.is_over(&image.image.job) {
+        return Ok(()); // nobody waits for its row any more
+    }
+    ctx.settler.check_attempt(delivery.attempt())?;
+    let engine = ctx.engines.engine(model).await?;
+    let scores = engine.classify(image.pixels.clone()).await?;
+    let answer = image.outcome(Outcome::Ok(scores), delivery.attempt(), model);
     ctx.settler.publish(answer).await?; // returns once stored
     Ok(())
 }

@@ -2,8 +2,9 @@
 //!
 //! In flow order: *ingest* lists a source and publishes one task an image; *preprocess* turns each
 //! into a tensor; *infer* runs tensors through the model in batches; *sink* commits the answers as
-//! parts. [`EmbeddedJob`] runs all four in one process, joined by in-process queues; [`Progress`]
-//! counts what they do; [`WorkerConfig`] says how they work.
+//! parts. [`EmbeddedJob`] runs all four in one process, joined by in-process queues; a [`Worker`]
+//! runs some of them over a broker, for jobs that a [`Client`] submits; [`Progress`] counts what
+//! they do; [`WorkerConfig`] says how they work.
 //!
 //! Guarantees. A stage settles a delivery only after its output is stored, so a crash at any point
 //! repeats an image and never loses one; the sink drops what is committed already, so that every
@@ -16,12 +17,15 @@
 mod config;
 mod cpu_pool;
 mod disposition;
+mod distributed;
 mod embedded;
 mod error;
 mod fatal;
+mod hop;
 mod infer;
 mod ingest;
 mod intake;
+mod job;
 mod preprocess;
 mod progress;
 mod rows;
@@ -29,7 +33,12 @@ mod settle;
 mod sink;
 
 pub use config::{
-    InferConfig, PreprocessConfig, RetryPolicy, ShutdownConfig, SinkConfig, WorkerConfig,
+    InferConfig, IngestConfig, PreprocessConfig, RetryPolicy, ShutdownConfig, SinkConfig,
+    WorkerConfig,
+};
+pub use distributed::{
+    Client, HopKind, Job, JobId, JobModel, JobState, JobStatus, Listing, ModelReply, ModelStatus,
+    Registry, Role, StageStatus, SubmitReply, Submitted, Worker, WorkerOptions,
 };
 pub use embedded::{EmbeddedJob, Ended};
 pub use error::WorkerError;

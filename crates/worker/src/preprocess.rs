@@ -5,97 +5,135 @@ use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use trommel_preprocess::{Prepared, Preparer};
-use trommel_queue::{Delivery, Queue};
+use trommel_preprocess::{Limits, Prepared, Preparer};
+use trommel_queue::{Delivery, Disposition};
 use trommel_storage::Source;
 use trommel_types::{ImageRef, PreparedImage};
 
 use crate::cpu_pool::CpuPool;
 use crate::disposition::TaskError;
 use crate::fatal::Fatal;
+use crate::hop::TensorHop;
 use crate::intake::Intake;
+use crate::job::{JobPlan, Jobs, PlannedModel};
 use crate::progress::Task;
-use crate::settle::{Settler, message_id};
+use crate::settle::{Settler, expired};
 use crate::{Progress, WorkerError};
 
 /// What the preprocess role works with.
 pub(crate) struct Context {
     pub(crate) intake: Intake<ImageRef>,
+    pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) max_bytes: u64,
-    pub(crate) cpu_pool: CpuPool<Preparer>,
-    pub(crate) output: Arc<dyn Queue<PreparedImage>>,
+    pub(crate) limits: Limits,
+    pub(crate) cpu_pool: CpuPool<Option<Preparer>>,
+    pub(crate) output: Arc<dyn TensorHop>,
     pub(crate) settler: Settler,
     pub(crate) progress: Arc<Progress>,
 }
 
 /// Prepares images until `shutdown` fires, then finishes the ones already started.
 ///
-/// A delivery is settled only after its tensor is stored by the output queue, so a crash at any
-/// point repeats an image and never loses one.
+/// A delivery is settled only after its tensors are handed on for good, so a crash at any point
+/// repeats an image and never loses one.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (in_flight, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
 
     // No permit, no pull: the backlog stays in the queue, where other workers can take it.
     let stopped = loop {
-        let (delivery, permit) = match fatal
-            .token()
-            .run_until_cancelled(ctx.intake.next_delivery(|| ()))
-            .await
-        {
+        let next = ctx.intake.next_delivery(|| ctx.output.idle());
+        let (delivery, permit) = match fatal.token().run_until_cancelled(next).await {
             None => break Ok(()),
             Some(Err(error)) => break Err(error),
             Some(Ok(next)) => next,
         };
         let (ctx, fatal) = (Arc::clone(&ctx), fatal.clone());
         in_flight.spawn(async move {
-            let kept_alive = delivery.keep_alive();
-            let outcome = prepare_one(&ctx, &delivery).await;
-            drop(kept_alive);
-            fatal.check(ctx.settler.settle(delivery, outcome).await);
+            fatal.check(work_on(&ctx, delivery).await);
             drop(permit);
         });
     };
 
+    ctx.intake.give_back().await;
     in_flight.close();
     in_flight.wait().await;
     stopped.and(fatal.into_result())
 }
 
-async fn prepare_one(ctx: &Arc<Context>, delivery: &Delivery<ImageRef>) -> Result<(), TaskError> {
+async fn work_on(ctx: &Arc<Context>, delivery: Delivery<ImageRef>) -> Result<(), WorkerError> {
+    let kept_alive = delivery.keep_alive();
+    let (outcome, models) = match ctx.jobs.plan(&delivery.message().job).await {
+        Ok(Some(job)) => (prepare_one(ctx, &delivery, &job).await, job.models),
+        // Nobody waits for its row any more.
+        Ok(None) => (Ok(()), Arc::default()),
+        Err(WorkerError::Queue(error)) => {
+            // Without its models no row can be written: others, or a later attempt, may know them.
+            tracing::warn!(%error, "a job cannot be looked up");
+            drop(kept_alive);
+            let after = ctx.settler.retry.cap;
+            return Ok(delivery
+                .settle(Disposition::Retry { after })
+                .await
+                .or_else(expired)?);
+        }
+        Err(error) => return Err(error),
+    };
+    drop(kept_alive);
+    let models = models.iter().map(|model| &model.id);
+    ctx.settler.settle(delivery, outcome, models).await
+}
+
+async fn prepare_one(
+    ctx: &Arc<Context>,
+    delivery: &Delivery<ImageRef>,
+    job: &JobPlan,
+) -> Result<(), TaskError> {
     ctx.settler.check_attempt(delivery.attempt())?;
     let image = delivery.message();
     let start = Instant::now();
-    let bytes = ctx.source.fetch(image, ctx.max_bytes).await?;
+    let bytes = ctx.source.fetch(image, ctx.limits.max_bytes).await?;
     ctx.progress.add_time(Task::Fetch, start.elapsed());
     let length = bytes.len() as u64;
     ctx.progress.count_bytes(length);
 
+    let (limits, models) = (ctx.limits, Arc::clone(&job.models));
     let progress = Arc::clone(&ctx.progress);
     let prepared = ctx
         .cpu_pool
-        .run(move |preparer| prepare(preparer, &bytes, &progress))
+        .run(move |preparer| prepare(preparer, limits, &bytes, &models, &progress))
         .await??;
 
-    let tensor = PreparedImage {
-        image: image.without_inline_bytes(),
-        model: Arc::clone(&ctx.settler.model.name),
-        pixels: prepared.pixels.into(),
-        shape: prepared.shape,
-        bytes: length,
-        original: prepared.original,
-        attempts: delivery.attempt(),
-    };
-    let id = message_id(image, &ctx.settler.model.name);
-    ctx.output.publish(&id, tensor).await?; // returns once stored
+    for (prepared, model) in prepared.into_iter().zip(&*job.models) {
+        let tensor = PreparedImage {
+            image: image.without_inline_bytes(),
+            model: Arc::clone(&model.id.name),
+            model_version: Arc::clone(&model.id.version),
+            pixels: prepared.pixels.into(),
+            shape: prepared.shape,
+            bytes: length,
+            original: prepared.original,
+            attempts: delivery.attempt(),
+        };
+        ctx.output.hand_on(tensor, &model.id).await?;
+    }
     Ok(())
 }
 
+/// Decodes once and resizes for each model.
 fn prepare(
-    preparer: &mut Preparer,
+    preparer: &mut Option<Preparer>,
+    limits: Limits,
     bytes: &[u8],
+    models: &[PlannedModel],
     progress: &Progress,
-) -> Result<Prepared, TaskError> {
+) -> Result<Vec<Prepared>, TaskError> {
+    let Some(first) = models.first() else {
+        return Ok(Vec::new());
+    };
+    let preparer = preparer.get_or_insert_with(|| Preparer::new(Arc::clone(&first.plan), limits));
     progress.timed(Task::Decode, || preparer.decode(bytes))?;
-    Ok(progress.timed(Task::Resize, || preparer.resize())?)
+    progress.timed(Task::Resize, || {
+        let each = models.iter().map(|model| preparer.resize_by(&model.plan));
+        Ok(each.collect::<Result<_, _>>()?)
+    })
 }

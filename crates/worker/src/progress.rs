@@ -124,6 +124,12 @@ impl Progress {
         self.listed.fetch_add(1, Relaxed);
     }
 
+    /// Takes over how far another process has listed the job.
+    pub(crate) fn set_listed(&self, images: u64, ended: bool) {
+        self.listed.store(images, Relaxed);
+        self.listing_done.store(ended, Relaxed);
+    }
+
     pub(crate) fn listing_ended(&self) {
         self.listing_done.store(true, Relaxed);
     }

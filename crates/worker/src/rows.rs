@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use trommel_storage::{JobRecord, JsonLines, PartSink, StorageError};
+use trommel_storage::{BucketSink, JobRecord, JsonLines, PartSink, StorageError, Summary};
 use trommel_types::Classification;
 
 use crate::WorkerError;
@@ -14,6 +14,46 @@ pub(crate) trait Rows: Send + 'static {
 
     /// Rows of the job that are durable, those of earlier runs included.
     fn committed(&self) -> u64;
+}
+
+/// Rows of a job over the broker, which any sink may go on with.
+pub(crate) trait JobRows: Rows {
+    /// What is committed so far.
+    fn summary(&self) -> Summary;
+
+    /// Ends a job whose rows are all committed.
+    fn finish(self: Box<Self>) -> Result<Summary, WorkerError>;
+}
+
+impl JobRows for PartSink {
+    fn summary(&self) -> Summary {
+        PartSink::summary(self)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
+        Ok(PartSink::finish(*self)?)
+    }
+}
+
+impl Rows for BucketSink {
+    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
+        let rows = rows.into_iter().map(Arc::unwrap_or_clone).collect();
+        Ok(BucketSink::commit(self, rows)?.rows)
+    }
+
+    fn committed(&self) -> u64 {
+        BucketSink::committed(self).len()
+    }
+}
+
+impl JobRows for BucketSink {
+    fn summary(&self) -> Summary {
+        BucketSink::summary(self)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
+        Ok(BucketSink::finish(*self)?)
+    }
 }
 
 impl Rows for PartSink {

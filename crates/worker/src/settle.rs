@@ -1,22 +1,16 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use trommel_queue::{Delivery, Disposition, Queue};
+use trommel_queue::{Delivery, Disposition, Queue, QueueError, QueueErrorKind};
 use trommel_types::{Classification, Failure, ImageRef, Message, Outcome, PreparedImage};
 
 use crate::disposition::{TaskError, disposition};
+use crate::job::ModelId;
 use crate::{Progress, RetryPolicy, WorkerError};
 
-/// The model that a worker's outcomes are of.
-#[derive(Debug, Clone)]
-pub(crate) struct ModelId {
-    pub(crate) name: Arc<str>,
-    pub(crate) version: Arc<str>,
-}
-
 /// Ends deliveries: durable outcomes first, then the word to the queue.
+#[derive(Clone)]
 pub(crate) struct Settler {
-    pub(crate) model: ModelId,
     pub(crate) results: Arc<dyn Queue<Classification>>,
     pub(crate) retry: RetryPolicy,
     pub(crate) progress: Arc<Progress>,
@@ -26,7 +20,7 @@ impl Settler {
     /// Refuses a delivery that came back more often than the policy allows, before any work: it
     /// may be what kills its worker.
     pub(crate) fn check_attempt(&self, attempt: u32) -> Result<(), TaskError> {
-        if attempt > self.retry.max_attempts.get() {
+        if attempt > self.retry.max_deliveries.get() {
             return Err(TaskError::Poisoned {
                 attempts: attempt - 1,
             });
@@ -34,19 +28,26 @@ impl Settler {
         Ok(())
     }
 
-    /// Tells the queue what became of `delivery`.
+    /// Tells the queue what became of `delivery`, which was to get an outcome of each of `models`.
     ///
-    /// An image that no attempt can label gets its failed row before its delivery is
+    /// An image that no attempt can label gets its failed rows before its delivery is
     /// dead-lettered, so that a crash between the two repeats it and never loses it.
     ///
     /// # Errors
-    /// Those of the queues, when no waiting cures them.
+    /// Those of the queues, when no waiting cures them, and of a device that is gone: then the
+    /// process ends and redelivery does the rest.
     pub(crate) async fn settle<T: Subject>(
         &self,
         delivery: Delivery<T>,
         outcome: Result<(), TaskError>,
+        models: impl Iterator<Item = &ModelId>,
     ) -> Result<(), WorkerError> {
         let attempt = delivery.attempt();
+        let outcome = match outcome {
+            Err(TaskError::Infer(error)) if error.is_fatal() => return Err(error.into()),
+            Err(TaskError::Worker(error)) if !error.is_of_one_image() => return Err(error),
+            outcome => outcome,
+        };
         let disposition = match &outcome {
             Ok(()) => Disposition::Done,
             Err(error) => disposition(error, attempt, &self.retry),
@@ -61,21 +62,33 @@ impl Settler {
                     kind: error.kind(),
                     error: error.to_string(),
                 };
-                self.publish(delivery.message().failed(failure, attempt, &self.model))
-                    .await?;
+                for model in models {
+                    let failure = failure.clone();
+                    self.publish(delivery.message().failed(failure, attempt, model))
+                        .await?;
+                }
             }
             _ => {}
         }
-        delivery.settle(disposition).await?;
-        Ok(())
+        Ok(delivery.settle(disposition).await.or_else(expired)?)
     }
 
     /// Publishes an outcome; it is stored when this returns.
     pub(crate) async fn publish(&self, classification: Classification) -> Result<(), WorkerError> {
-        let id = message_id(&classification.image, &self.model.name);
+        let id = message_id(&classification.image, &classification.model);
         self.results.publish(&id, classification).await?;
         Ok(())
     }
+}
+
+/// Passes over a settle that came too late: the image is another worker's now, whose outcome repeats
+/// this one.
+pub(crate) fn expired(error: QueueError) -> Result<(), QueueError> {
+    if error.kind() == QueueErrorKind::Expired {
+        tracing::debug!(%error, "settled too late");
+        return Ok(());
+    }
+    Err(error)
 }
 
 /// `(job, model, index)`: the deduplication id of every publish from preprocess on.

@@ -151,7 +151,10 @@ impl Context {
         };
         let failed = self.progress.failed();
         // While a resumed listing still passes what is committed, nothing can be said.
-        let listed = self.progress.listed().saturating_sub(self.progress.resumed());
+        let listed = self
+            .progress
+            .listed()
+            .saturating_sub(self.progress.resumed());
         if listed < failed {
             return Ok(());
         }

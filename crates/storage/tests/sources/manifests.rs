@@ -134,8 +134,8 @@ fn malformed_csv_is_refused_with_its_line() {
     assert_says(&refusal(b"uri,n,n\n"), &["list.csv", "`n`", "rename"]);
     assert_says(&refusal(b""), &["list.csv", "empty"]);
     assert_says(
-        &refusal(b"uri\ns3://b/k.jpg\n"),
-        &["list.csv:2: ", "s3://b/k.jpg", "distributed"],
+        &refusal(b"uri\ngs://b/k.jpg\n"),
+        &["list.csv:2: ", "gs://b/k.jpg", "download"],
     );
 }
 

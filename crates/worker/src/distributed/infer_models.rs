@@ -1,0 +1,179 @@
+//! The infer role over the broker: one loop for each model that running jobs ask for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use trommel_infer::{Engine, Runtime};
+use trommel_queue::Broker;
+
+use crate::distributed::names::Subjects;
+use crate::distributed::queues;
+use crate::distributed::record::JobModel;
+use crate::distributed::registry::LiveJobs;
+use crate::distributed::repository::Repository;
+use crate::infer::{self, Engines};
+use crate::intake::Intake;
+use crate::job::{Jobs, ModelId};
+use crate::settle::Settler;
+use crate::{InferConfig, WorkerConfig, WorkerError};
+
+/// Longest time between two looks at the jobs.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Engines by name and version, started when first asked for.
+pub(crate) struct ModelEngines {
+    repository: Arc<Repository>,
+    runtime: Runtime,
+    config: InferConfig,
+    engines: Mutex<HashMap<ModelId, Arc<OnceCell<Arc<Engine>>>>>,
+}
+
+impl ModelEngines {
+    pub(crate) fn new(repository: Arc<Repository>, runtime: Runtime, config: InferConfig) -> Self {
+        Self {
+            repository,
+            runtime,
+            config,
+            engines: Mutex::default(),
+        }
+    }
+
+    /// Drops engines that no running job needs, until no more than `max_models` are left.
+    pub(crate) fn trim(&self, needed: &[ModelId]) {
+        let mut engines = self.lock();
+        let max = self.config.max_models.get();
+        let idle: Vec<_> = engines
+            .keys()
+            .filter(|model| !needed.contains(model))
+            .cloned()
+            .collect();
+        for model in idle {
+            if engines.len() <= max {
+                return;
+            }
+            tracing::info!(model = %model.name, version = %model.version, "unloaded");
+            // Its threads are joined where that keeps nobody waiting.
+            let engine = engines.remove(&model);
+            tokio::task::spawn_blocking(move || drop(engine));
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ModelId, Arc<OnceCell<Arc<Engine>>>>> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Engines for ModelEngines {
+    async fn engine(&self, model: &ModelId) -> Result<Arc<Engine>, WorkerError> {
+        let cell = Arc::clone(self.lock().entry(model.clone()).or_default());
+        let start = || async {
+            let (repository, runtime) = (Arc::clone(&self.repository), self.runtime.clone());
+            let (model, config) = (model.clone(), self.config.clone());
+            let started = tokio::task::spawn_blocking(move || {
+                let wanted = JobModel {
+                    name: model.name.to_string(),
+                    version: model.version.to_string(),
+                };
+                let engine = repository.start(&wanted, &runtime, &config)?;
+                tracing::info!(model = %model.name, version = %model.version, "loaded");
+                Ok::<_, WorkerError>(Arc::new(engine))
+            });
+            started.await.map_err(|_| WorkerError::Panicked {
+                what: "loading a model",
+            })?
+        };
+        Ok(Arc::clone(cell.get_or_try_init(start).await?))
+    }
+
+    fn flush(&self) {
+        let engines = self.lock();
+        let started = engines.values().filter_map(|engine| engine.get());
+        started.for_each(|engine| engine.flush());
+    }
+}
+
+/// What the infer role works with.
+pub(crate) struct Context {
+    pub(crate) broker: Broker,
+    pub(crate) subjects: Subjects,
+    pub(crate) config: WorkerConfig,
+    pub(crate) live: Arc<LiveJobs>,
+    pub(crate) jobs: Arc<dyn Jobs>,
+    pub(crate) engines: Arc<ModelEngines>,
+    pub(crate) settler: Settler,
+}
+
+/// Classifies tensors of all models that running jobs name, until `shutdown` fires.
+///
+/// # Errors
+/// When a model cannot be run, or a queue fails for good.
+pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
+    let stop = shutdown.child_token();
+    let mut loops = JoinSet::new();
+    let mut served: HashMap<String, ()> = HashMap::new();
+    let mut changed = ctx.live.changed();
+    let ended = loop {
+        let needed = ctx.needed();
+        for model in &needed {
+            let name = model.name.to_string();
+            if served.insert(name.clone(), ()).is_none() {
+                let (ctx, stop) = (Arc::clone(&ctx), stop.clone());
+                loops.spawn(async move { serve(&ctx, &name, stop).await });
+            }
+        }
+        ctx.engines.trim(&needed);
+        tokio::select! {
+            () = shutdown.cancelled() => break Ok(()),
+            Some(joined) = loops.join_next(), if !loops.is_empty() => match joined {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => break Err(error),
+                Err(_) => break Err(WorkerError::Panicked { what: "the infer role" }),
+            },
+            _ = timeout(TICK, changed.changed()) => {}
+        }
+    };
+    stop.cancel();
+    while let Some(joined) = loops.join_next().await {
+        joined.unwrap_or(Err(WorkerError::Panicked {
+            what: "the infer role",
+        }))?;
+    }
+    ended
+}
+
+async fn serve(ctx: &Context, model: &str, stop: CancellationToken) -> Result<(), WorkerError> {
+    let tensors = queues::tensors_of(&ctx.broker, &ctx.subjects, &ctx.config, model).await?;
+    let context = infer::Context {
+        intake: Intake::new(tensors, crate::embedded::tensors_in_hand(&ctx.config)),
+        engines: Arc::clone(&ctx.engines) as Arc<dyn Engines>,
+        jobs: Arc::clone(&ctx.jobs),
+        settler: ctx.settler.clone(),
+    };
+    infer::run(Arc::new(context), stop).await
+}
+
+impl Context {
+    /// The models of running jobs.
+    fn needed(&self) -> Vec<ModelId> {
+        let mut models = Vec::new();
+        for job in self.live.running() {
+            for model in &job.models {
+                let id = ModelId {
+                    name: model.name.as_str().into(),
+                    version: model.version.as_str().into(),
+                };
+                if !models.contains(&id) {
+                    models.push(id);
+                }
+            }
+        }
+        models
+    }
+}

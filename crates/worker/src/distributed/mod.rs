@@ -1,0 +1,30 @@
+//! The roles over the broker: the same loops as in the embedded run, with other queues between.
+
+mod claims;
+mod client;
+mod control;
+mod events;
+mod infer_models;
+mod ingest_jobs;
+mod lanes;
+mod lease;
+mod leased_rows;
+mod names;
+mod output;
+mod planned_jobs;
+mod presence;
+mod queues;
+mod record;
+mod registry;
+mod repository;
+mod request;
+mod sink_jobs;
+mod status;
+mod worker;
+
+pub use client::Client;
+pub use control::{JobId, ModelReply, SubmitReply};
+pub use record::{Job, JobModel, JobState, Listing};
+pub use registry::{Registry, Submitted};
+pub use status::{JobStatus, ModelStatus, StageStatus};
+pub use worker::{HopKind, Role, Worker, WorkerOptions};

@@ -1,0 +1,117 @@
+//! Workers that are alive, and the models they hold.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use crate::WorkerError;
+use crate::distributed::names::key;
+use crate::distributed::registry::Registry;
+use crate::distributed::repository::Repository;
+use crate::distributed::worker::Role;
+use crate::settle::now;
+
+/// Time between two signs of life.
+const BEAT: Duration = Duration::from_secs(5);
+/// A worker that gave none for this long is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(20);
+
+/// A worker as the others see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Presence {
+    id: String,
+    roles: Vec<Role>,
+    /// Versions of the models in its repository, by name.
+    models: BTreeMap<String, String>,
+    /// When it was last alive, in microseconds since the Unix epoch, UTC.
+    seen_at: i64,
+}
+
+impl Presence {
+    /// Makes this process known, unless it contradicts one that is alive.
+    ///
+    /// # Errors
+    /// When another worker has another content under the same name of a model.
+    pub(crate) async fn announce(
+        registry: &Registry,
+        roles: &[Role],
+        repository: &Repository,
+    ) -> Result<Self, WorkerError> {
+        let mut models = BTreeMap::new();
+        for name in repository.names() {
+            // One that cannot be read is told when a job names it.
+            if let Ok(model) = repository.model(&name) {
+                models.insert(name, model.id.version.to_string());
+            }
+        }
+        let mine = Self {
+            id: uuid::Uuid::now_v7().to_string(),
+            roles: roles.to_vec(),
+            models,
+            seen_at: now(),
+        };
+        for key in registry.kv().keys(key::WORKERS).await? {
+            let Some((other, _)) = registry.read::<Self>(&key).await? else {
+                continue;
+            };
+            if other.is_alive() {
+                mine.check(&other)?;
+            } else {
+                registry.kv().purge(&key).await?;
+            }
+        }
+        registry.put(&key::worker(&mine.id), &mine).await?;
+        Ok(mine)
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn is_alive(&self) -> bool {
+        let age = now().saturating_sub(self.seen_at);
+        u64::try_from(age).is_ok_and(|age| Duration::from_micros(age) < DEAD_AFTER) || age < 0
+    }
+
+    fn check(&self, other: &Self) -> Result<(), WorkerError> {
+        for (name, version) in &self.models {
+            match other.models.get(name) {
+                Some(found) if found != version => {
+                    return Err(WorkerError::Settings(format!(
+                        "model {name} is version {version} here but {found} at worker {}, which is alive; give all workers the same model, or new content a new folder {name}/VERSION",
+                        other.id
+                    )));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives signs of life until `shutdown` fires.
+pub(crate) async fn keep(
+    registry: Registry,
+    presence: Presence,
+    shutdown: CancellationToken,
+) -> Result<(), WorkerError> {
+    let key = key::worker(&presence.id);
+    while shutdown
+        .run_until_cancelled(tokio::time::sleep(BEAT))
+        .await
+        .is_some()
+    {
+        let alive = Presence {
+            seen_at: now(),
+            ..presence.clone()
+        };
+        // The others count it as dead meanwhile, which only concerns versions of models.
+        if let Err(error) = registry.put(&key, &alive).await {
+            tracing::warn!(%error, "no sign of life was given");
+        }
+    }
+    registry.kv().purge(&key).await?;
+    Ok(())
+}

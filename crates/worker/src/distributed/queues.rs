@@ -1,0 +1,194 @@
+//! The queues between the roles, as streams and consumers of the broker.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use trommel_queue::{Broker, ConsumerSpec, Queue, QueueError, QueueSpec, StreamName};
+use trommel_types::{Classification, ImageRef, JobRequest, Lane, Message, PreparedImage};
+
+use crate::WorkerConfig;
+use crate::distributed::lanes::Lanes;
+use crate::distributed::names::{Subjects, results_consumer};
+
+/// Deliveries of one consumer that may be unsettled at once, over all workers.
+const MAX_ACK_PENDING: NonZeroU32 = NonZeroU32::new(20_000).expect("20,000 is not 0");
+/// Messages that a worker asks for ahead of its work, to hide the round trip.
+const PREFETCH: usize = 16;
+
+/// Which ends of a queue this process uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// It only publishes.
+    Publish,
+    /// It pulls too.
+    Both,
+}
+
+/// Jobs, from users to ingest.
+pub(crate) async fn jobs(
+    broker: &Broker,
+    subjects: &Subjects,
+    config: &WorkerConfig,
+    ends: Ends,
+) -> Result<Arc<dyn Queue<JobRequest>>, QueueError> {
+    let lane = |lane| {
+        let (publish, dead) = (subjects.clone(), subjects.clone());
+        QueueSpec {
+            stream: StreamName::Jobs,
+            subject: Arc::new(move |job: &JobRequest| publish.jobs(job.lane)),
+            consumer: consumer(
+                ends,
+                format!("ingest-{lane}"),
+                subjects.jobs(lane),
+                config,
+                true,
+            ),
+            dead_subject: Arc::new(move |job: &JobRequest| dead.dead("ingest", &job.id)),
+            on_malformed: None,
+        }
+    };
+    lanes(broker, lane, |job| job.lane).await
+}
+
+/// Tasks, from ingest to preprocess.
+pub(crate) async fn tasks(
+    broker: &Broker,
+    subjects: &Subjects,
+    config: &WorkerConfig,
+    ends: Ends,
+) -> Result<Arc<dyn Queue<ImageRef>>, QueueError> {
+    let lane = |lane| {
+        let (publish, dead) = (subjects.clone(), subjects.clone());
+        QueueSpec {
+            stream: StreamName::Tasks,
+            subject: Arc::new(move |image: &ImageRef| publish.tasks(image.lane)),
+            consumer: consumer(
+                ends,
+                format!("preprocess-{lane}"),
+                subjects.tasks(lane),
+                config,
+                false,
+            ),
+            dead_subject: Arc::new(move |image: &ImageRef| dead.dead("preprocess", &image.job)),
+            on_malformed: None,
+        }
+    };
+    lanes(broker, lane, |image| image.lane).await
+}
+
+/// Tensors of a model, from preprocess to infer.
+pub(crate) async fn tensors_of(
+    broker: &Broker,
+    subjects: &Subjects,
+    config: &WorkerConfig,
+    model: &str,
+) -> Result<Arc<dyn Queue<PreparedImage>>, QueueError> {
+    let token = trommel_queue::subject_token(model);
+    let lane = |lane| QueueSpec {
+        consumer: consumer(
+            Ends::Both,
+            format!("infer-{token}-{lane}"),
+            subjects.tensors(model, lane),
+            config,
+            false,
+        ),
+        ..tensor_spec(subjects)
+    };
+    lanes(broker, lane, |tensor| tensor.image.lane).await
+}
+
+/// Tensors of all models, to be published only.
+pub(crate) async fn tensors(
+    broker: &Broker,
+    subjects: &Subjects,
+) -> Result<Arc<dyn Queue<PreparedImage>>, QueueError> {
+    Ok(Arc::new(broker.queue(tensor_spec(subjects)).await?))
+}
+
+fn tensor_spec(subjects: &Subjects) -> QueueSpec<PreparedImage> {
+    let (publish, dead) = (subjects.clone(), subjects.clone());
+    QueueSpec {
+        stream: StreamName::Tensors,
+        subject: Arc::new(move |tensor: &PreparedImage| {
+            publish.tensors(&tensor.model, tensor.image.lane)
+        }),
+        consumer: None,
+        dead_subject: Arc::new(move |tensor: &PreparedImage| dead.dead("infer", &tensor.image.job)),
+        on_malformed: None,
+    }
+}
+
+/// Results of a job and model, from infer to its sink.
+pub(crate) async fn results_of(
+    broker: &Broker,
+    subjects: &Subjects,
+    config: &WorkerConfig,
+    job: &str,
+    model: &str,
+) -> Result<Arc<dyn Queue<Classification>>, QueueError> {
+    let mut spec = result_spec(subjects);
+    spec.consumer = consumer(
+        Ends::Both,
+        results_consumer(job, model),
+        subjects.results(job, model),
+        config,
+        true,
+    );
+    // The sink holds a whole part before it settles any of it.
+    if let Some(consumer) = &mut spec.consumer {
+        let part = u32::try_from(2 * config.sink.part_rows.get()).unwrap_or(u32::MAX);
+        consumer.max_ack_pending = consumer.max_ack_pending.saturating_add(part);
+        consumer.prefetch = 256;
+    }
+    Ok(Arc::new(broker.queue(spec).await?))
+}
+
+/// Results of all jobs, to be published only.
+pub(crate) async fn results(
+    broker: &Broker,
+    subjects: &Subjects,
+) -> Result<Arc<dyn Queue<Classification>>, QueueError> {
+    Ok(Arc::new(broker.queue(result_spec(subjects)).await?))
+}
+
+fn result_spec(subjects: &Subjects) -> QueueSpec<Classification> {
+    let (publish, dead) = (subjects.clone(), subjects.clone());
+    QueueSpec {
+        stream: StreamName::Results,
+        subject: Arc::new(move |row: &Classification| publish.results(&row.image.job, &row.model)),
+        consumer: None,
+        dead_subject: Arc::new(move |row: &Classification| dead.dead("sink", &row.image.job)),
+        on_malformed: None,
+    }
+}
+
+fn consumer(
+    ends: Ends,
+    durable: String,
+    filter_subject: String,
+    config: &WorkerConfig,
+    confirm_acks: bool,
+) -> Option<ConsumerSpec> {
+    (ends == Ends::Both).then_some(ConsumerSpec {
+        durable,
+        filter_subject,
+        ack_wait: config.broker.ack_wait,
+        max_ack_pending: MAX_ACK_PENDING,
+        prefetch: PREFETCH,
+        confirm_acks,
+    })
+}
+
+async fn lanes<T: Message>(
+    broker: &Broker,
+    spec: impl Fn(Lane) -> QueueSpec<T>,
+    lane_of: fn(&T) -> Lane,
+) -> Result<Arc<dyn Queue<T>>, QueueError> {
+    let [high, normal, low] = Lane::ALL.map(spec);
+    let queues: [Arc<dyn Queue<T>>; 3] = [
+        Arc::new(broker.queue(high).await?),
+        Arc::new(broker.queue(normal).await?),
+        Arc::new(broker.queue(low).await?),
+    ];
+    Ok(Arc::new(Lanes::new(queues, lane_of)))
+}

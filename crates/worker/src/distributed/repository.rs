@@ -1,0 +1,231 @@
+//! Models by name: `NAME/` or `NAME/VERSION/` in a folder.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
+use trommel_preprocess::Plan;
+
+use crate::distributed::record::JobModel;
+use crate::job::{ModelId, PlannedModel};
+use crate::{InferConfig, WorkerError};
+
+/// The models that this worker can prepare for and run.
+pub(crate) struct Repository {
+    root: PathBuf,
+    known: Mutex<HashMap<PathBuf, Arc<KnownModel>>>,
+}
+
+/// A model that was looked at.
+pub(crate) struct KnownModel {
+    dir: PathBuf,
+    pub(crate) id: ModelId,
+    pub(crate) plan: Arc<Plan>,
+}
+
+impl Repository {
+    /// # Errors
+    /// When the folder is not there.
+    pub(crate) fn open(root: &Path) -> Result<Self, WorkerError> {
+        if !root.is_dir() {
+            return Err(WorkerError::Settings(format!(
+                "model repository {}: there is no such folder; name another with --model-repository",
+                root.display()
+            )));
+        }
+        Ok(Self {
+            root: root.to_owned(),
+            known: Mutex::default(),
+        })
+    }
+
+    /// Names of all models that are there, without versions.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let folders = self.root.read_dir().into_iter().flatten().flatten();
+        let mut names: Vec<String> = folders
+            .filter(|folder| !versions(&folder.path()).is_empty())
+            .filter_map(|folder| folder.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// A model by its name, or `NAME/VERSION`; the newest version if none is named. Blocking: the
+    /// first look reads the whole model.
+    ///
+    /// # Errors
+    /// When there is none, or its folder cannot be used.
+    pub(crate) fn model(&self, name: &str) -> Result<Arc<KnownModel>, WorkerError> {
+        match versions(&self.root.join(name)).first() {
+            Some(dir) => self.look(name, dir),
+            None => Err(WorkerError::UnknownModel {
+                name: name.to_owned(),
+                known: self.names().join(", "),
+                root: self.root.clone(),
+            }),
+        }
+    }
+
+    /// The model of a job: of all versions that are there the one that the job began with.
+    ///
+    /// # Errors
+    /// When it is not there, or as [`Repository::model`].
+    fn of_job(&self, model: &JobModel) -> Result<Arc<KnownModel>, WorkerError> {
+        for dir in versions(&self.root.join(&model.name)) {
+            let known = self.look(&model.name, &dir)?;
+            if *known.id.version == *model.version {
+                return Ok(known);
+            }
+        }
+        Err(WorkerError::OtherVersion {
+            name: model.name.clone(),
+            expected: model.version.clone(),
+            found: self.model(&model.name)?.id.version.to_string(),
+            root: self.root.clone(),
+        })
+    }
+
+    fn look(&self, name: &str, dir: &Path) -> Result<Arc<KnownModel>, WorkerError> {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = known().get(dir) {
+            return Ok(Arc::clone(model));
+        }
+        let plan = Plan::load(dir).map_err(|error| WorkerError::Settings(error.to_string()))?;
+        let model = Arc::new(KnownModel {
+            id: ModelId {
+                name: name.into(),
+                version: trommel_infer::version(dir)?,
+            },
+            plan: Arc::new(plan),
+            dir: dir.to_owned(),
+        });
+        known().insert(dir.to_owned(), Arc::clone(&model));
+        Ok(model)
+    }
+
+    /// How images are prepared for the model of a job.
+    ///
+    /// # Errors
+    /// When the version that the job began with is not there.
+    pub(crate) fn planned(&self, model: &JobModel) -> Result<PlannedModel, WorkerError> {
+        let known = self.of_job(model)?;
+        Ok(PlannedModel {
+            id: known.id.clone(),
+            plan: Arc::clone(&known.plan),
+        })
+    }
+
+    /// Starts the model of a job. Blocking, for as long as loading and warming up takes.
+    ///
+    /// # Errors
+    /// When it is not there, is no classifier, or cannot run on the device.
+    pub(crate) fn start(
+        &self,
+        model: &JobModel,
+        runtime: &Runtime,
+        config: &InferConfig,
+    ) -> Result<Engine, WorkerError> {
+        let known = self.of_job(model)?;
+        let shape = known.plan.shape().ok_or_else(|| {
+            WorkerError::Settings(format!(
+                "model {}: its images end up in different sizes; set [preprocess] crop or resize in trommel.toml",
+                known.dir.display()
+            ))
+        })?;
+        let options = ModelOptions {
+            device: trommel_infer::Device::parse(&config.device)?,
+            intra_threads: config.intra_threads(),
+            top_k: config.top_k,
+            logits: config.logits,
+        };
+        let model = Model::open(
+            runtime,
+            &known.dir,
+            known.plan.normalization(),
+            shape,
+            &options,
+        )?;
+        let options = EngineOptions {
+            instances: config.instances(),
+            max_batch: config.max_batch.get(),
+            max_wait: config.max_wait,
+        };
+        Ok(Engine::start(model, options)?)
+    }
+}
+
+/// The folder itself if a model is in it, else those of its versions, the newest first: numbers by
+/// size, other names by their bytes.
+fn versions(dir: &Path) -> Vec<PathBuf> {
+    if is_model(dir) {
+        return vec![dir.to_owned()];
+    }
+    let folders = dir.read_dir().into_iter().flatten().flatten();
+    let mut versions: Vec<_> = folders
+        .map(|entry| entry.path())
+        .filter(|version| is_model(version))
+        .collect();
+    versions.sort_by_key(|version| {
+        let name = version.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        let number = name.trim_start_matches('v').parse::<u64>().ok();
+        std::cmp::Reverse((number, name))
+    });
+    versions
+}
+
+fn is_model(dir: &Path) -> bool {
+    dir.join("model.onnx").exists() || dir.join("onnx/model.onnx").exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digits() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/digits")
+    }
+
+    /// Links the shipped model into `root` under this name.
+    fn link(root: &Path, name: &str) {
+        let dir = root.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in ["model.onnx", "config.json", "preprocessor_config.json"] {
+            std::os::unix::fs::symlink(digits().join(file), dir.join(file)).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_newest_version_is_taken_unless_one_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["flat", "many/2", "many/10", "many/9"] {
+            link(root.path(), name);
+        }
+        std::fs::create_dir(root.path().join("empty")).unwrap();
+        let repository = Repository::open(root.path()).unwrap();
+        assert_eq!(repository.names(), ["flat", "many"]);
+        let dir = |name| repository.model(name).unwrap().dir.clone();
+        assert_eq!(dir("flat"), root.path().join("flat"));
+        assert_eq!(dir("many"), root.path().join("many/10"));
+        assert_eq!(dir("many/2"), root.path().join("many/2"));
+        link(root.path(), "many/11");
+        assert_eq!(dir("many"), root.path().join("many/11"), "picked up");
+    }
+
+    #[test]
+    fn what_is_not_there_or_has_changed_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        link(root.path(), "flat");
+        let repository = Repository::open(root.path()).unwrap();
+        let error = repository.model("none").err().unwrap().to_string();
+        assert!(error.contains("none") && error.contains("flat"), "{error}");
+        let model = JobModel {
+            name: "flat".to_owned(),
+            version: "0123456789ab".to_owned(),
+        };
+        let error = repository.planned(&model).err().unwrap().to_string();
+        assert!(error.contains("0123456789ab"), "{error}");
+        assert!(Repository::open(&root.path().join("nowhere")).is_err());
+    }
+}

@@ -1,0 +1,58 @@
+//! The way of a tensor from preprocess to infer: through a queue, or in memory.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use trommel_queue::Queue;
+use trommel_types::{Outcome, PreparedImage};
+
+use crate::disposition::TaskError;
+use crate::infer::Engines;
+use crate::job::ModelId;
+use crate::settle::{PreparedImageExt, Settler, message_id};
+
+/// Takes tensors from preprocess.
+#[async_trait]
+pub(crate) trait TensorHop: Send + Sync {
+    /// Hands a tensor on. What follows from it is stored when this returns, so that the task it
+    /// was made from may be settled.
+    async fn hand_on(&self, tensor: PreparedImage, model: &ModelId) -> Result<(), TaskError>;
+
+    /// Is told that no more tensors will come for now.
+    fn idle(&self) {}
+}
+
+/// Through a queue, to whichever process infers.
+pub(crate) struct QueueHop(pub(crate) Arc<dyn Queue<PreparedImage>>);
+
+#[async_trait]
+impl TensorHop for QueueHop {
+    async fn hand_on(&self, tensor: PreparedImage, _: &ModelId) -> Result<(), TaskError> {
+        let id = message_id(&tensor.image, &tensor.model);
+        self.0.publish(&id, tensor).await?; // returns once stored
+        Ok(())
+    }
+}
+
+/// In memory, to the engine in this process. The tensor is never stored: its task stays unsettled
+/// until the answer is, so that a crash repeats the image.
+pub(crate) struct LocalHop {
+    pub(crate) engines: Arc<dyn Engines>,
+    pub(crate) settler: Settler,
+}
+
+#[async_trait]
+impl TensorHop for LocalHop {
+    async fn hand_on(&self, tensor: PreparedImage, model: &ModelId) -> Result<(), TaskError> {
+        let engine = self.engines.engine(model).await?;
+        let scores = engine.classify(tensor.pixels.clone()).await?;
+        self.settler
+            .publish(tensor.outcome(Outcome::Ok(scores), 1, model))
+            .await?;
+        Ok(())
+    }
+
+    fn idle(&self) {
+        self.engines.flush();
+    }
+}
