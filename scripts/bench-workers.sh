@@ -60,9 +60,11 @@ embedded() {
         "$trommel" classify "$work/photos" --model "$work/mobilenet" --json --quiet \
             --output "$run/rows.parquet" --overwrite >"$run/embedded-$number.json"
     done
-    python3 -c 'import json, statistics, sys
-print(f"{statistics.median(json.load(open(path))["run"]["images_per_second"] for path in sys.argv[1:]):.0f}")' \
-        "$run"/embedded-?.json
+    python3 - "$run"/embedded-?.json <<'PYTHON'
+import json, statistics, sys
+rates = [json.load(open(path))["run"]["images_per_second"] for path in sys.argv[1:]]
+print(f"{statistics.median(rates):.0f}")
+PYTHON
 }
 
 alone=$(embedded)
