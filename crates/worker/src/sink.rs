@@ -3,13 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trommel_queue::{Delivery, Disposition, KeepAlive, Queue};
 use trommel_types::Classification;
 
 use crate::rows::Rows;
+use crate::settle::expired;
 use crate::{Progress, SinkConfig, WorkerError};
+
+/// Deliveries that are settled side by side; each may wait for the broker's word.
+const SETTLES: usize = 256;
 
 /// What the sink role works with.
 pub(crate) struct Context {
@@ -79,9 +84,14 @@ async fn commit_part<R: Rows>(
     ctx.progress
         .add_time(crate::progress::Task::Commit, start.elapsed());
     ctx.progress.count_committed(committed?);
-    for (delivery, _) in held {
-        delivery.settle(Disposition::Done).await?;
-    }
+    let settled = stream::iter(held).map(async |(delivery, _kept_alive)| {
+        // One that comes too late is repeated, and its row dropped as committed.
+        delivery.settle(Disposition::Done).await.or_else(expired)
+    });
+    settled
+        .buffer_unordered(SETTLES)
+        .try_collect::<()>()
+        .await?;
     Ok(rows)
 }
 

@@ -84,6 +84,14 @@ async fn work_on(
         },
         Listed::Later(reason) => {
             tracing::warn!(job = request.id, reason, "will be listed again");
+            ctx.registry
+                .update(&request.id, |job| {
+                    job.reason = Some(format!("waits to be listed: {reason}"));
+                    true
+                })
+                .await
+                .map(drop)
+                .unwrap_or_else(|error| tracing::warn!(%error, "the reason is not noted"));
             Disposition::Retry { after: AGAIN_AFTER }
         }
         Listed::Hopeless(reason) => {
@@ -203,6 +211,7 @@ async fn begin(
         let begins = job.state == JobState::Queued;
         if begins {
             job.state = JobState::Running;
+            job.reason = None;
             job.started_at = Some(now());
             job.source.clone_from(&described);
             job.columns.clone_from(&columns);
