@@ -18,6 +18,7 @@ use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::{StorageError, StorageErrorKind};
 
@@ -35,7 +36,7 @@ pub struct S3Config {
     pub anonymous: bool,
     /// Requests for images under way at once. Default: 64.
     pub max_concurrency: usize,
-    /// Time that one attempt may take. Default: `30s`.
+    /// Time that one attempt, and each further piece of an object, may take. Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
     /// Attempts of each request, with growing waits of random length between. Default: 5.
@@ -306,7 +307,10 @@ impl S3 {
         }
         let mut body = answer.body;
         let mut bytes = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
-        while let Some(chunk) = body.next().await {
+        // The client's own limits end where the answer begins.
+        let stalled = |_| unreadable(format!("failed to fetch {}: it stalled", object.uri()));
+        let patience = self.shared.config.timeout;
+        while let Some(chunk) = timeout(patience, body.next()).await.map_err(stalled)? {
             let chunk = chunk.map_err(|error| {
                 let error = DisplayErrorContext(error).to_string();
                 unreadable(format!("failed to fetch {}: {error}", object.uri()))

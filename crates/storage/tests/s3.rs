@@ -125,9 +125,17 @@ fn filters_and_sizes_are_those_of_files() {
         (found[0].uri.as_str(), found[0].size),
         ("s3://bucket/b.png", Some(1000))
     );
-    // A key that is named in full is taken whatever it is called.
-    let named = open(&server, "s3://bucket/d.txt").unwrap();
-    assert_eq!(uris(named.as_ref(), None), ["s3://bucket/d.txt"]);
+    // A key that is named in full is taken whatever it is called, unless it is a list.
+    server.put("bucket", "d.image", b"x");
+    let named = open(&server, "s3://bucket/d.image").unwrap();
+    assert_eq!(uris(named.as_ref(), None), ["s3://bucket/d.image"]);
+    for (spec, words) in [
+        ("s3://bucket/d.txt", "copy it"),
+        ("s3://bucket/z", "spelling"),
+    ] {
+        let error = open(&server, spec).err().unwrap().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

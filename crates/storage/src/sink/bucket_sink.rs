@@ -1,5 +1,6 @@
 //! Rows as parts in an S3 bucket.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
@@ -138,8 +139,12 @@ impl BucketDestination {
     fn honours_preconditions(&self) -> Result<bool, StorageError> {
         // Names of their own, so that two probes at once do not take each other for an answer.
         let name = format!("_probe-{:016x}", rand::random::<u64>());
-        self.write(&name, Bytes::from_static(b"probe"), true)?;
-        let again = self.write(&name, Bytes::from_static(b"probe"), true);
+        let probe = || self.write(&name, Bytes::from_static(b"probe"), true);
+        let again = match probe() {
+            Ok(()) => probe(),
+            // Its answer was lost and the client asked again: nobody else knows the name.
+            first => first,
+        };
         self.remove(&name)?;
         match again {
             Ok(()) => Ok(false),
@@ -390,6 +395,10 @@ impl BucketSink {
                 .collect(),
             Some(claimed) => {
                 let mut parts = Vec::new();
+                let objects: HashMap<_, _> = objects
+                    .into_iter()
+                    .map(|object| (object.key.clone(), object))
+                    .collect();
                 for claim in claimed.claims.list()? {
                     let Some(name) = claim.committed else {
                         // Only the last number can be without an end.
@@ -397,8 +406,7 @@ impl BucketSink {
                         self.ledger.next_number = self.ledger.next_number.max(claim.part);
                         continue;
                     };
-                    let object = objects.iter().find(|object| object.key == name);
-                    let object = object.cloned().ok_or_else(|| {
+                    let object = objects.get(&name).cloned().ok_or_else(|| {
                         let path = self.destination.shown(&name);
                         StorageError::corrupt(&path, "it was committed but is not there any more")
                     })?;

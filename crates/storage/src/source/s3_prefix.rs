@@ -9,6 +9,9 @@ use crate::source::listing::{Listing, Stop, Visitor};
 use crate::source::{Found, SourceOptions};
 use crate::{StorageError, StorageErrorKind};
 
+/// Suffixes of lists and archives, so that such an object is not taken for an image.
+const NOT_READ: [&str; 7] = ["txt", "csv", "tsv", "jsonl", "ndjson", "parquet", "tar"];
+
 /// All objects whose keys begin with a prefix, in the order of the keys' bytes.
 pub(super) struct S3Prefix {
     s3: S3,
@@ -17,7 +20,7 @@ pub(super) struct S3Prefix {
 
 impl S3Prefix {
     /// # Errors
-    /// When the bucket is not there or may not be listed.
+    /// When the bucket is not there or may not be listed, no key begins like that, or it is a list.
     pub(super) fn open(spec: &str, options: &SourceOptions) -> Result<Self, StorageError> {
         let prefix = Location::parse(spec).ok_or_else(|| {
             StorageError::invalid_source(format!("source {spec}: expected s3://bucket/prefix"))
@@ -26,7 +29,18 @@ impl S3Prefix {
             s3: S3::new(&options.s3),
             prefix,
         };
-        s3::wait(listing.s3.list(&listing.prefix, None, None))?;
+        let first = s3::wait(listing.s3.list(&listing.prefix, None, None))?;
+        if first.objects.is_empty() {
+            return Err(StorageError::invalid_source(format!(
+                "source {spec}: no key in the bucket begins like that; check its spelling"
+            )));
+        }
+        let suffix = spec.rsplit_once('.').map_or("", |(_, suffix)| suffix);
+        if first.objects[0].key == listing.prefix.key && NOT_READ.contains(&suffix) {
+            return Err(StorageError::invalid_source(format!(
+                "source {spec}: lists and archives are read from files only; copy it here first"
+            )));
+        }
         Ok(listing)
     }
 
