@@ -234,7 +234,7 @@ pub(crate) struct SubmitArgs {
     )]
     pub(crate) model: Vec<String>,
 
-    /// Where rows go, as the workers see it: a folder, s3://bucket/prefix/ or postgres://…
+    /// Where rows go, as the workers see it: a folder, or s3://bucket/prefix/
     #[arg(short, long, value_name = "DEST")]
     pub(crate) output: String,
 

@@ -74,7 +74,7 @@ pub struct JobRequest {
     pub images: Vec<InlineImage>,
     /// Names of models in the workers' repository; each gets rows of its own.
     pub models: Vec<String>,
-    /// Where rows go: a folder of the workers, `s3://bucket/prefix/` or `postgres://…`. Of several
+    /// Where rows go: a folder of the workers, or `s3://bucket/prefix/`. Of several
     /// models each gets a folder of its name in it.
     pub output: String,
     /// How urgent it is.

@@ -80,8 +80,11 @@ impl Destination {
         }
         if let Some(scheme) = remote_scheme(text) {
             return Err(invalid(match scheme {
-                "s3" | "postgres" | "postgresql" => {
+                "s3" => {
                     "rows go there through workers (trommel submit); name a local file or folder"
+                }
+                "postgres" | "postgresql" => {
+                    "rows cannot go to PostgreSQL yet; name a local file or folder"
                 }
                 _ => "is no place that rows can go to; name a local file or folder",
             }));
@@ -233,7 +236,7 @@ mod tests {
             ("", "results.parquet"),
             ("rows.xlsx", ".parquet, .jsonl (.ndjson) or .csv"),
             ("s3://bucket/x/", "trommel submit"),
-            ("postgres://host/db", "trommel submit"),
+            ("postgres://host/db", "PostgreSQL yet"),
             ("gs://bucket/x", "local file or folder"),
             ("out/?format=xml", "parquet, jsonl or csv"),
         ] {
