@@ -207,6 +207,28 @@ struct Claimed {
     replaces: Option<u64>,
 }
 
+impl Claimed {
+    /// Writes a part under a claim of its number.
+    fn store(
+        &mut self,
+        destination: &BucketDestination,
+        number: u64,
+        encode: impl FnOnce(&str) -> Result<Bytes, StorageError>,
+    ) -> Result<String, StorageError> {
+        let revision = self.claims.open(number, self.replaces.take())?;
+        let name = part::claimed_name(number, revision, destination.format);
+        destination.write(&name, encode(&name)?, false)?;
+        if let Err(error) = self.claims.commit(number, revision, &name) {
+            if error.kind() == StorageErrorKind::LostRace {
+                // Nobody else writes this name, and it never counts. The heir removes it otherwise.
+                drop(destination.remove(&name));
+            }
+            return Err(error);
+        }
+        Ok(name)
+    }
+}
+
 impl BucketSink {
     /// Opens a destination for a job: a new one, or the one that is there if it has the same id
     /// and record. `claims` are used where the store honours no preconditions.
@@ -293,70 +315,28 @@ impl BucketSink {
     /// has committed a part of this number, or this one has done so without hearing of it: open the
     /// destination anew to go on.
     pub fn commit(&mut self, rows: Vec<Classification>) -> Result<Committed, StorageError> {
-        let given = rows.len() as u64;
-        let rows = self.ledger.fresh(rows);
-        let count = rows.len() as u64;
-        let mut part = None;
-        if count > 0 {
-            let record = PartRecord::of(&rows);
-            let name = self.store(&rows, &record)?;
-            let is_new = self
-                .ledger
-                .add(self.ledger.next_number, name.clone(), record);
-            debug_assert!(is_new, "rows that are committed were dropped before");
-            part = Some(name);
-        }
-        Ok(Committed {
-            part,
-            rows: count,
-            duplicates_dropped: given - count,
-        })
-    }
-
-    fn store(
-        &mut self,
-        rows: &[Classification],
-        record: &PartRecord,
-    ) -> Result<String, StorageError> {
-        let (number, format) = (self.ledger.next_number, self.destination.format);
-        let Some(Claimed { claims, replaces }) = &mut self.claims else {
-            let name = part::name(number, format);
-            let content = self.encode(&name, rows, record)?;
-            self.destination.write(&name, content, true)?;
-            return Ok(name);
-        };
-        let (claims, replaced) = (Arc::clone(claims), replaces.take());
-        let revision = claims.open(number, replaced)?;
-        let name = part::claimed_name(number, revision, format);
-        let content = self.encode(&name, rows, record)?;
-        self.destination.write(&name, content, false)?;
-        if let Err(error) = claims.commit(number, revision, &name) {
-            if error.kind() == StorageErrorKind::LostRace {
-                // Nobody else writes this name, and it never counts. The heir removes it otherwise.
-                drop(self.destination.remove(&name));
+        let Self {
+            destination,
+            job,
+            ledger,
+            claims,
+        } = self;
+        ledger.commit(rows, |number, rows, record| {
+            let encode = |name: &str| {
+                let mut content = Vec::new();
+                let path = destination.shown(name);
+                part::write(&mut content, &path, destination.format, job, rows, record)?;
+                Ok(Bytes::from(content))
+            };
+            match claims {
+                None => {
+                    let name = part::name(number, destination.format);
+                    destination.write(&name, encode(&name)?, true)?;
+                    Ok(name)
+                }
+                Some(claimed) => claimed.store(destination, number, encode),
             }
-            return Err(error);
-        }
-        Ok(name)
-    }
-
-    fn encode(
-        &self,
-        name: &str,
-        rows: &[Classification],
-        record: &PartRecord,
-    ) -> Result<Bytes, StorageError> {
-        let path = self.destination.shown(name);
-        let mut content = Vec::new();
-        part::write(
-            &mut content,
-            &path,
-            self.destination.format,
-            &self.job,
-            rows,
-            record,
-        )?;
-        Ok(content.into())
+        })
     }
 
     /// Ends a job whose rows are all committed: writes `_summary.json` and `_SUCCESS`, and removes

@@ -3,6 +3,7 @@ use trommel_types::Classification;
 
 use crate::sink::finish::{PartSummary, Summary};
 use crate::sink::part::PartRecord;
+use crate::sink::part_sink::Committed;
 use crate::sink::row::JobRecord;
 use crate::{StorageError, StorageErrorKind};
 
@@ -17,12 +18,31 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Of these rows the ones that are to be committed, sorted by index, each once.
-    pub(super) fn fresh(&self, mut rows: Vec<Classification>) -> Vec<Classification> {
+    /// Commits rows as the next part, sorted by index. Those that are committed already, or stand
+    /// twice among them, are dropped. `store` makes the part of this number durable and names it.
+    pub(super) fn commit(
+        &mut self,
+        mut rows: Vec<Classification>,
+        store: impl FnOnce(u64, &[Classification], &PartRecord) -> Result<String, StorageError>,
+    ) -> Result<Committed, StorageError> {
+        let given = rows.len() as u64;
         rows.sort_by_key(|row| row.image.index);
         rows.dedup_by_key(|row| row.image.index);
         rows.retain(|row| !self.committed.contains(row.image.index));
-        rows
+        let count = rows.len() as u64;
+        let mut part = None;
+        if count > 0 {
+            let (number, record) = (self.next_number, PartRecord::of(&rows));
+            let name = store(number, &rows, &record)?;
+            part = Some(name.clone());
+            let is_new = self.add(number, name, record);
+            debug_assert!(is_new, "rows that are committed were dropped before");
+        }
+        Ok(Committed {
+            part,
+            rows: count,
+            duplicates_dropped: given - count,
+        })
     }
 
     /// Counts a part in; `false` if an index of it is committed twice.

@@ -168,13 +168,12 @@ pub(super) fn commit(
     format: Format,
     job: &JobRecord,
     rows: &[Classification],
-) -> Result<PartRecord, StorageError> {
-    let record = PartRecord::of(rows);
+    record: &PartRecord,
+) -> Result<(), StorageError> {
     let path = dir.join(name);
     create_if_absent(dir, name, |out| {
-        write(out, &path, format, job, rows, &record)
-    })?;
-    Ok(record)
+        write(out, &path, format, job, rows, record)
+    })
 }
 
 /// Writes rows that are sorted by index, as the part at `path`.

@@ -161,23 +161,12 @@ impl PartSink {
     /// left behind, and what was committed before is untouched. After
     /// [`LostRace`](crate::StorageErrorKind::LostRace) this sink can commit nothing more.
     pub fn commit(&mut self, rows: Vec<Classification>) -> Result<Committed, StorageError> {
-        let given = rows.len() as u64;
-        let rows = self.ledger.fresh(rows);
-        let count = rows.len() as u64;
-        let mut part = None;
-        if count > 0 {
-            let (dir, format) = (&self.destination.parts, self.destination.format);
-            let number = self.ledger.next_number;
+        let (dir, format) = (&self.destination.parts, self.destination.format);
+        let job = &self.stored.job;
+        self.ledger.commit(rows, |number, rows, record| {
             let name = part::name(number, format);
-            let record = part::commit(dir, &name, format, &self.stored.job, &rows)?;
-            part = Some(name.clone());
-            let is_new = self.ledger.add(number, name, record);
-            debug_assert!(is_new, "rows that are committed were dropped before");
-        }
-        Ok(Committed {
-            part,
-            rows: count,
-            duplicates_dropped: given - count,
+            part::commit(dir, &name, format, job, rows, record)?;
+            Ok(name)
         })
     }
 
