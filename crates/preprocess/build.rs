@@ -4,7 +4,8 @@ use std::env;
 use std::process::{Command, Stdio};
 
 fn main() {
-    println!("cargo::rerun-if-env-changed=PATH");
+    // Once they were there, another PATH is no reason to build everything again.
+    println!("cargo::rerun-if-changed=build.rs");
     let mut tools = vec!["cmake"];
     if matches!(
         env::var("CARGO_CFG_TARGET_ARCH").as_deref(),

@@ -34,24 +34,32 @@ impl Decoder {
         }
     }
 
-    /// Decodes to RGB and turns the image upright. The kind is told by content.
+    /// Decodes to RGB and turns the image upright. The kind is told by content. Gives the size of
+    /// the image as stored, upright.
+    ///
+    /// A JPEG may be decoded to as many eighths of its size as `eighths` gives for its upright
+    /// `(width, height)`.
     pub(crate) fn decode(
         &mut self,
         bytes: &[u8],
         limits: &Limits,
+        eighths: impl FnOnce(u32, u32) -> usize,
     ) -> Result<ImageSize, PrepareError> {
         limits.check_bytes(bytes)?;
         let format = guess_format(bytes)?;
-        let orientation = match format {
-            ImageFormat::Jpeg => self.decode_jpeg(bytes, limits)?,
-            other => self.decode_other(other, bytes, limits)?,
+        let (original, orientation) = match format {
+            ImageFormat::Jpeg => self.decode_jpeg(bytes, limits, eighths)?,
+            other => {
+                let orientation = self.decode_other(other, bytes, limits)?;
+                (self.image.dimensions(), orientation)
+            }
         };
         if orientation != Orientation::NoTransforms {
             let mut image = DynamicImage::ImageRgb8(std::mem::take(&mut self.image));
             image.apply_orientation(orientation);
             self.image = image.into_rgb8();
         }
-        let (width, height) = self.image.dimensions();
+        let (width, height) = upright(original, orientation);
         Ok(ImageSize { width, height })
     }
 
@@ -65,22 +73,32 @@ impl Decoder {
         &self.image
     }
 
-    fn decode_jpeg(&mut self, bytes: &[u8], limits: &Limits) -> Result<Orientation, PrepareError> {
+    fn decode_jpeg(
+        &mut self,
+        bytes: &[u8],
+        limits: &Limits,
+        eighths: impl FnOnce(u32, u32) -> usize,
+    ) -> Result<((u32, u32), Orientation), PrepareError> {
         let decompressor = match &mut self.decompressor {
             Some(decompressor) => decompressor,
             none => none.insert(jpeg::decompressor()?),
         };
+        let orientation = markers::orientation(bytes);
         let mut pixels = std::mem::take(&mut self.image).into_raw();
-        let check = |width, height| limits.check_size(width, height);
+        let check = |width, height| {
+            limits.check_size(width, height)?;
+            let (width, height) = upright((width, height), orientation);
+            Ok(eighths(width, height))
+        };
         let decoded = jpeg::decode(decompressor, bytes, &mut pixels, check);
         if decoded.is_err() {
             // After an error libjpeg-turbo's state is of no use: the next image would fail too.
             self.decompressor = None;
         }
-        let (width, height) = decoded?;
-        self.image = RgbImage::from_raw(width, height, pixels)
+        let jpeg::Decoded { original, size } = decoded?;
+        self.image = RgbImage::from_raw(size.0, size.1, pixels)
             .expect("the JPEG decoder has sized the buffer for these dimensions");
-        Ok(markers::orientation(bytes))
+        Ok((original, orientation))
     }
 
     fn decode_other(
@@ -228,6 +246,17 @@ fn convert<const N: usize>(
     pixels.resize(3 * samples.len(), 0);
     for (pixel, sample) in pixels.as_chunks_mut::<3>().0.iter_mut().zip(samples) {
         *pixel = to_rgb(sample);
+    }
+}
+
+/// `(width, height)` after turning.
+fn upright((width, height): (u32, u32), orientation: Orientation) -> (u32, u32) {
+    match orientation {
+        Orientation::Rotate90
+        | Orientation::Rotate270
+        | Orientation::Rotate90FlipH
+        | Orientation::Rotate270FlipH => (height, width),
+        _ => (width, height),
     }
 }
 

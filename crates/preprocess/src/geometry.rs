@@ -1,6 +1,6 @@
 //! Sizes and offsets, rounded as the reference processors round them.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How an image is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -82,11 +82,14 @@ pub struct Crop {
 }
 
 /// Whose rounding the offsets of a crop follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
     /// `(size − crop) // 2`, and the larger half of a padding first.
     Transformers,
+    /// `(size − crop) // 2`, and the smaller half of a padding first: Transformers' processors that
+    /// scale with torchvision.
+    TransformersFast,
     /// `round((size − crop) ÷ 2)`, halves to even, and the smaller half of a padding first.
     Torchvision,
 }
@@ -99,6 +102,7 @@ pub(crate) fn crop_offset(size: u32, crop: u32, rounding: Rounding) -> i64 {
     match rounding {
         // Padding before the image is ceil(missing / 2), which is what flooring gives here.
         Rounding::Transformers => spare.div_euclid(2),
+        Rounding::TransformersFast => spare / 2,
         Rounding::Torchvision if spare < 0 => -(-spare / 2),
         Rounding::Torchvision => {
             let half = spare / 2;
@@ -161,6 +165,7 @@ mod tests {
     #[test]
     fn a_smaller_image_is_padded() {
         assert_eq!(crop_offset(7, 10, Rounding::Transformers), -2);
+        assert_eq!(crop_offset(7, 10, Rounding::TransformersFast), -1);
         assert_eq!(crop_offset(7, 10, Rounding::Torchvision), -1);
     }
 }

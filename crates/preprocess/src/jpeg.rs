@@ -1,20 +1,19 @@
 use trommel_types::ErrorKind;
-use turbojpeg::{Colorspace, DecompressHeader, Decompressor, Error, PixelFormat};
+use turbojpeg::{Colorspace, DecompressHeader, Decompressor, Error, PixelFormat, ScalingFactor};
 
 use crate::{PrepareError, ink, markers};
 
-/// Scans of a progressive file beyond which it is refused. Encoders write about ten; a few
-/// kilobytes with thousands of scans would occupy a core for minutes.
-const MAX_SCANS: u32 = 500;
+/// Scans of a progressive file beyond which it is refused. Encoders write about ten, and at most
+/// 64; a few kilobytes with thousands of scans would occupy a core for minutes.
+const MAX_SCANS: u64 = 500;
+/// Pixels times scans beyond which it is refused: some twenty seconds of work.
+const MAX_SCANNED: u64 = 8_000_000_000;
+/// Scans that are read whatever the size.
+const MIN_SCANS: u64 = 64;
 
 /// A decompressor as [`decode`] expects it.
 pub(crate) fn decompressor() -> Result<Decompressor, PrepareError> {
-    let create = || {
-        let mut decompressor = Decompressor::new()?;
-        decompressor.set_scan_limit(MAX_SCANS)?;
-        Ok(decompressor)
-    };
-    create().map_err(|error: Error| {
+    Decompressor::new().map_err(|error| {
         PrepareError::new(
             ErrorKind::Unsupported,
             format!("libjpeg-turbo does not start: {error}"),
@@ -22,16 +21,25 @@ pub(crate) fn decompressor() -> Result<Decompressor, PrepareError> {
     })
 }
 
+/// What came of a JPEG.
+pub(crate) struct Decoded {
+    /// `(width, height)` as stored.
+    pub(crate) original: (u32, u32),
+    /// `(width, height)` of the pixels.
+    pub(crate) size: (u32, u32),
+}
+
 /// Decodes JPEG into `HWC u8` RGB by libjpeg-turbo, with the flags that Pillow uses.
 ///
-/// `check` is asked about `(width, height)` before memory is taken. A file without its end is an
-/// error; other damage that libjpeg only warns of is decoded as far as it goes, as Pillow does.
+/// `check` is asked about `(width, height)` before memory is taken, and gives the number of eighths
+/// to which the image is decoded. A file without its end is an error; other damage that libjpeg only
+/// warns of is decoded as far as it goes, as Pillow does.
 pub(crate) fn decode(
     decompressor: &mut Decompressor,
     bytes: &[u8],
     pixels: &mut Vec<u8>,
-    check: impl FnOnce(u32, u32) -> Result<(), PrepareError>,
-) -> Result<(u32, u32), PrepareError> {
+    check: impl FnOnce(u32, u32) -> Result<usize, PrepareError>,
+) -> Result<Decoded, PrepareError> {
     let plain;
     let (header, data) = match decompressor.read_header(bytes) {
         Ok(header) => (header, bytes),
@@ -57,7 +65,14 @@ pub(crate) fn decode(
     if size != Some((width, height)) {
         return Err(damaged(bytes, "it holds no image"));
     }
-    check(width as u32, height as u32)?;
+    let original = (width as u32, height as u32);
+    let scaling = ScalingFactor::new(check(original.0, original.1)?, 8);
+    let scans = MAX_SCANNED / (width * height).max(1) as u64;
+    decompressor
+        .set_scaling_factor(scaling)
+        .and_then(|()| decompressor.set_scan_limit(scans.clamp(MIN_SCANS, MAX_SCANS) as u32))
+        .map_err(|error| failed(bytes, &error))?;
+    let (width, height) = (scaling.scale(width), scaling.scale(height));
 
     let has_ink = matches!(colorspace, Colorspace::CMYK | Colorspace::YCCK);
     let format = if has_ink {
@@ -83,7 +98,10 @@ pub(crate) fn decode(
         // Pillow takes the inks of every JPEG for inverted, as Adobe writes them: light already.
         ink::multiply_out(pixels);
     }
-    Ok((width as u32, height as u32))
+    Ok(Decoded {
+        original,
+        size: (width as u32, height as u32),
+    })
 }
 
 /// Whether libjpeg has gone on to the end of the image and only warns.

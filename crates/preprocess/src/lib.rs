@@ -5,11 +5,13 @@
 //! not yet normalised. [`Limits`] bound what one image may cost, and are checked against its
 //! header before memory is taken.
 //!
-//! The tensor is the one that the model's reference processor (Pillow) gives, to one grey level
-//! (large images of noise and hard edges: 3 values of 36 million were two levels off):
-//! decoding by libjpeg-turbo with its default flags, resizing one axis at a time with bytes between,
-//! sizes and crop offsets rounded as the processor's family rounds them. References are Pillow 13
-//! and the Pillow processors of Transformers 5.23 and timm 1.0. Colour follows Pillow's
+//! The tensor is the one that the model's reference processor gives, byte for byte: decoding by
+//! libjpeg-turbo with its default flags, resizing one axis at a time with bytes between and the
+//! reference's weights, sizes and crop offsets rounded as the processor's family rounds them.
+//! References are Pillow 13, the processors of Transformers 5.23 with Pillow and with torchvision
+//! 0.29 (see [`Arithmetic`]), and timm 1.0. Where the processor has neither AVX2 nor AVX-512,
+//! large images are resized by `fast_image_resize`, to one grey level (of noise and hard edges, 3
+//! values of 36 million were two levels off). Colour follows Pillow's
 //! `convert("RGB")`: alpha is dropped and not blended, a palette is looked up, 16-bit gray is
 //! clipped at 255 and 16-bit colour keeps its high byte, CMYK is multiplied out. The image is
 //! turned upright by its EXIF or XMP orientation, as by Pillow's `exif_transpose`; of an animation
@@ -18,6 +20,9 @@
 //! A file that ends before its image does is an error. Of other damage, a JPEG's is decoded as far
 //! as libjpeg goes, as Pillow does; in the other formats it is an error, where Pillow may go on
 //! (after a wrong checksum in PNG, say).
+//!
+//! Damage that only takes time is bounded too: a progressive JPEG of very many scans is refused, and of
+//! an animation no second frame is read. [`Mode::Fast`] trades exactness for speed.
 //!
 //! Deliberately absent: normalisation, which happens next to the model (see [`Plan::normalization`]),
 //! and colour profiles, which the reference processors ignore too.
@@ -52,5 +57,6 @@ mod resize;
 
 pub use error::{ConfigError, PrepareError};
 pub use geometry::{Crop, Resize, Rounding};
+pub use kernel::Arithmetic;
 pub use plan::{ChannelOrder, Plan, Resample};
-pub use preparer::{Limits, Prepared, Preparer};
+pub use preparer::{Limits, Mode, Prepared, Preparer};

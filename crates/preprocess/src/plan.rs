@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use trommel_types::{Normalization, Shape};
 
 use crate::geometry::{Crop, Resize};
-use crate::{ConfigError, config};
+use crate::{Arithmetic, ConfigError, config};
 
 /// How images become the tensor of one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,6 +16,8 @@ pub struct Plan {
     pub resize: Resize,
     /// Filter of the scaling.
     pub resample: Resample,
+    /// Whose arithmetic the scaling follows.
+    pub arithmetic: Arithmetic,
     /// Cutting, after scaling.
     pub crop: Option<Crop>,
     /// Order of the channels in the tensor.
@@ -25,7 +27,7 @@ pub struct Plan {
 }
 
 /// The filters of Pillow's `resize`, by its names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resample {
     /// The nearest pixel.
@@ -106,7 +108,7 @@ impl fmt::Display for Plan {
             Resize::Fit { height, width } => write!(f, "resize to fit into {width}×{height}")?,
         }
         if self.resize != Resize::None {
-            write!(f, " ({:?}, as Pillow)", self.resample)?;
+            write!(f, " ({:?}, as {:?})", self.resample, self.arithmetic)?;
         }
         if let Some(crop) = self.crop {
             write!(f, ", centre crop {}×{}", crop.width, crop.height)?;

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use trommel_types::{ErrorKind, ImageSize, Shape};
 
 use crate::decode::Decoder;
@@ -78,10 +79,23 @@ pub struct Prepared {
     pub original: ImageSize,
 }
 
+/// How much a tensor may differ from the reference's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Not at all, as far as the reference can be followed.
+    #[default]
+    Exact,
+    /// A JPEG is decoded to a half, a quarter or an eighth of its size where at least twice the
+    /// size that it is scaled to remains, as with Pillow's `draft`.
+    Fast,
+}
+
 /// Prepares one image after another and keeps its buffers between them. One for each thread.
 pub struct Preparer {
     plan: Arc<Plan>,
     limits: Limits,
+    mode: Mode,
     decoder: Decoder,
     scaler: Scaler,
     original: Option<ImageSize>,
@@ -91,15 +105,22 @@ pub struct Preparer {
 const KEPT_BYTES: usize = 64 << 20;
 
 impl Preparer {
-    /// Prepares by `plan`, within `limits`.
+    /// Prepares by `plan`, within `limits`, exactly.
     pub fn new(plan: Arc<Plan>, limits: Limits) -> Self {
         Self {
             plan,
             limits,
+            mode: Mode::Exact,
             decoder: Decoder::new(),
             scaler: Scaler::new(),
             original: None,
         }
+    }
+
+    /// The same in another mode.
+    #[must_use]
+    pub fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     /// Decodes and resizes.
@@ -116,12 +137,34 @@ impl Preparer {
     /// # Errors
     /// When the bytes are no image that is read, are damaged, or exceed the limits.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<(), PrepareError> {
+        let plan = Arc::clone(&self.plan);
+        self.decode_for(bytes, [&*plan])
+    }
+
+    /// The same for several plans, each to be given to [`Preparer::resize_by`].
+    ///
+    /// # Errors
+    /// As [`Preparer::decode`].
+    pub fn decode_for<'a>(
+        &mut self,
+        bytes: &[u8],
+        plans: impl IntoIterator<Item = &'a Plan>,
+    ) -> Result<(), PrepareError> {
         self.original = None;
         if self.decoder.held() + self.scaler.held() > KEPT_BYTES {
             self.decoder = Decoder::new();
             self.scaler = Scaler::new();
         }
-        self.original = Some(self.decoder.decode(bytes, &self.limits)?);
+        let mode = self.mode;
+        let eighths = |width, height| match mode {
+            Mode::Exact => 8,
+            Mode::Fast => plans
+                .into_iter()
+                .map(|plan| eighths(plan, width, height))
+                .max()
+                .unwrap_or(8),
+        };
+        self.original = Some(self.decoder.decode(bytes, &self.limits, eighths)?);
         Ok(())
     }
 
@@ -142,15 +185,31 @@ impl Preparer {
         let original = self
             .original
             .ok_or_else(|| PrepareError::new(ErrorKind::Corrupt, "nothing was decoded"))?;
-        let (target_width, target_height) = plan.resize.target(original.width, original.height);
+        let target = target(plan, original.width, original.height);
         // A very long image would be scaled up without bound by its shorter side.
-        self.limits
-            .check_size(target_width.max(1), target_height.max(1))?;
-        let (pixels, shape) = self.scaler.run(self.decoder.image(), plan);
+        self.limits.check_size(target.0, target.1)?;
+        let (pixels, shape) = self.scaler.run(self.decoder.image(), target, plan);
         Ok(Prepared {
             pixels,
             shape,
             original,
         })
     }
+}
+
+/// The size `(width, height)` that an image is scaled to.
+fn target(plan: &Plan, width: u32, height: u32) -> (u32, u32) {
+    let (width, height) = plan.resize.target(width, height);
+    (width.max(1), height.max(1))
+}
+
+/// The fewest eighths of an image that leave twice what it is scaled to. Of 1, 2, 4 and 8, as
+/// libjpeg-turbo has fast code for these.
+fn eighths(plan: &Plan, width: u32, height: u32) -> usize {
+    let target = target(plan, width, height);
+    let suffices = |eighths: &u32| {
+        let is_left = |from: u32, to: u32| from.div_ceil(8 / eighths) >= 2 * to;
+        is_left(width, target.0) && is_left(height, target.1)
+    };
+    [1, 2, 4].into_iter().find(suffices).unwrap_or(8) as usize
 }

@@ -1,69 +1,101 @@
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use image::RgbImage;
 use trommel_types::Shape;
 
 use crate::geometry::crop_offset;
-use crate::{ChannelOrder, Crop, Plan, Resample, kernel};
+use crate::kernel::{self, Arithmetic, Axis, Level};
+use crate::{ChannelOrder, Crop, Plan, Resample};
 
 /// Resizes and crops, and keeps its buffers for the next image.
 pub(crate) struct Scaler {
+    level: Level,
+    /// For processors that the kernel has no instructions for.
     resizer: Resizer,
+    /// Worked out for the sizes met last.
+    axes: HashMap<AxisKey, Arc<Axis>>,
     /// After the first pass.
     halfway: Vec<u8>,
-    /// After the second pass.
-    scaled: Vec<u8>,
+}
+
+/// The part of a scaled image that is made.
+struct Window {
+    columns: Range<u32>,
+    rows: Range<u32>,
+}
+
+/// Sizes whose axes are kept.
+const KEPT_AXES: usize = 16;
+
+/// What an [`Axis`] is made from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct AxisKey {
+    from: u32,
+    to: u32,
+    kept: Range<u32>,
+    filter: Resample,
+    arithmetic: Arithmetic,
 }
 
 impl Scaler {
     pub(crate) fn new() -> Self {
+        Self::at(Level::detect())
+    }
+
+    fn at(level: Level) -> Self {
         Self {
+            level,
             resizer: Resizer::new(),
+            axes: HashMap::new(),
             halfway: Vec::new(),
-            scaled: Vec::new(),
         }
     }
 
     /// Bytes of memory that the buffers hold.
     pub(crate) fn held(&self) -> usize {
-        self.halfway.capacity() + self.scaled.capacity() + self.resizer.size_of_internal_buffers()
+        self.halfway.capacity() + self.resizer.size_of_internal_buffers()
     }
 
-    /// The tensor of an upright RGB image: `HWC u8`.
-    pub(crate) fn run(&mut self, image: &RgbImage, plan: &Plan) -> (Vec<u8>, Shape) {
-        let size = image.dimensions();
-        let target = plan.resize.target(size.0, size.1);
-        let target = (target.0.max(1), target.1.max(1));
-        let Self {
-            resizer,
-            halfway,
-            scaled,
-        } = self;
-        let filter = plan.resample;
+    /// The tensor of an upright RGB image that is scaled to `target`: `HWC u8`.
+    pub(crate) fn run(
+        &mut self,
+        image: &RgbImage,
+        target: (u32, u32),
+        plan: &Plan,
+    ) -> (Vec<u8>, Shape) {
+        let place = plan.crop.map_or((0, 0), |crop| {
+            let offset = |size, kept| crop_offset(size, kept, crop.rounding);
+            (offset(target.0, crop.width), offset(target.1, crop.height))
+        });
+        let (width, height) = plan.crop.map_or(target, |crop| (crop.width, crop.height));
 
-        // One axis at a time with bytes between: Pillow rounds and clips between the passes, so one
-        // call over both would differ by up to 23 levels.
-        let middle = if rows_first(size, target) {
-            (size.0, target.1)
-        } else {
-            (target.0, size.1)
+        // What lies outside the crop is not scaled.
+        let kept = Window {
+            columns: self.kept(target.0, place.0, width),
+            rows: self.kept(target.1, place.1, height),
         };
-        let source = image.as_raw().as_slice();
-        let source = pass(resizer, filter, source, size, halfway, middle);
-        let source = pass(resizer, filter, source, middle, scaled, target);
-
+        let scaled = self.scale(image, target, &kept, plan);
+        let pixels = Picture {
+            pixels: scaled,
+            width: kept.columns.len(),
+            height: kept.rows.len(),
+        };
+        let place = (
+            place.0 - i64::from(kept.columns.start),
+            place.1 - i64::from(kept.rows.start),
+        );
         let mut pixels = match plan.crop {
-            Some(crop) => cut(source, target, crop),
-            None => source.to_vec(),
+            Some(crop) => cut(pixels, place, crop),
+            None => pixels.pixels,
         };
         if plan.channel_order == ChannelOrder::Bgr {
-            pixels
-                .as_chunks_mut::<3>()
-                .0
-                .iter_mut()
-                .for_each(|pixel| pixel.swap(0, 2));
+            let (pixels, _) = pixels.as_chunks_mut::<3>();
+            pixels.iter_mut().for_each(|pixel| pixel.swap(0, 2));
         }
-        let (width, height) = plan.crop.map_or(target, |crop| (crop.width, crop.height));
         (
             pixels,
             Shape {
@@ -73,61 +105,217 @@ impl Scaler {
             },
         )
     }
+
+    /// The part of an axis of `to` pixels that has to be made for a crop.
+    fn kept(&self, to: u32, place: i64, crop: u32) -> Range<u32> {
+        if self.level == Level::Scalar {
+            return 0..to; // `fast_image_resize` makes all of it
+        }
+        let end = (place + i64::from(crop)).min(to.into());
+        place.max(0) as u32..end as u32
+    }
+
+    /// The kept part of an image scaled to `target`.
+    ///
+    /// One axis at a time with bytes between: the references round and clip between the passes, so
+    /// one call over both would differ by up to 23 levels.
+    fn scale(
+        &mut self,
+        image: &RgbImage,
+        target: (u32, u32),
+        kept: &Window,
+        plan: &Plan,
+    ) -> Vec<u8> {
+        let (size, source) = (image.dimensions(), image.as_raw().as_slice());
+        let axis = |from, to, kept: &Range<u32>| AxisKey {
+            from,
+            to,
+            kept: kept.clone(),
+            filter: plan.resample,
+            arithmetic: plan.arithmetic,
+        };
+        let columns = self.pass(axis(size.0, target.0, &kept.columns));
+        let rows = self.pass(axis(size.1, target.1, &kept.rows));
+        let needed = rows.needs();
+        let (resizer, halfway) = (&mut self.resizer, &mut self.halfway);
+        let mut scaled = Vec::new();
+
+        if rows_first(size, target, plan.arithmetic) {
+            let middle = match rows.rows(resizer, (source, 0), size.0, halfway) {
+                true => halfway.as_slice(),
+                false => lines(source, 0, size.0, &needed),
+            };
+            if !columns.columns(resizer, middle, &mut scaled) {
+                scaled = middle.to_vec();
+            }
+        } else {
+            let source = lines(source, 0, size.0, &needed);
+            let middle = match columns.columns(resizer, source, halfway) {
+                true => halfway.as_slice(),
+                false => source,
+            };
+            let width = kept.columns.end - kept.columns.start;
+            if !rows.rows(resizer, (middle, needed.start), width, &mut scaled) {
+                scaled = lines(middle, needed.start, width, &needed).to_vec();
+            }
+        }
+        scaled
+    }
+
+    /// What is done along one axis.
+    fn pass(&mut self, key: AxisKey) -> Pass {
+        let level = self.level;
+        let scaling = (key.from != key.to).then(|| {
+            if self.axes.len() >= KEPT_AXES && !self.axes.contains_key(&key) {
+                self.axes.clear();
+            }
+            let axis = self.axes.entry(key.clone()).or_insert_with(|| {
+                let size = (key.from, key.to);
+                Arc::new(Axis::new(
+                    size,
+                    key.kept.clone(),
+                    key.filter,
+                    key.arithmetic,
+                    level,
+                ))
+            });
+            Arc::clone(axis)
+        });
+        Pass {
+            key,
+            scaling,
+            level,
+        }
+    }
 }
 
-/// Whether Pillow scales the rows before the columns: where the height shrinks, and by more than
-/// twice as many pixels as the width (Pillow 13, `ImagingResampleInner`).
-fn rows_first(size: (u32, u32), target: (u32, u32)) -> bool {
-    let shrinks = |from: u32, to: u32| i64::from(from) - i64::from(to);
-    let (width, height) = (shrinks(size.0, target.0), shrinks(size.1, target.1));
-    height > 0 && height > 2 * width
+/// One axis of an image: what becomes of it.
+struct Pass {
+    key: AxisKey,
+    /// `None` where its pixels stay as they are.
+    scaling: Option<Arc<Axis>>,
+    level: Level,
 }
 
-/// Multiplications up to which a pass is done by the kernel that equals Pillow's: about 0.2 ms.
+impl Pass {
+    /// The source pixels that are looked at.
+    fn needs(&self) -> Range<u32> {
+        match &self.scaling {
+            Some(axis) => axis.needs(),
+            None => self.key.kept.clone(),
+        }
+    }
+
+    /// Scales or cuts rows of pixels; `false` where there is nothing to do.
+    fn columns(&self, resizer: &mut Resizer, source: &[u8], target: &mut Vec<u8>) -> bool {
+        let (from, kept) = (self.key.from, &self.key.kept);
+        if self.scaling.is_none() && kept.len() == from as usize {
+            return false;
+        }
+        let rows = source.len() / (3 * from as usize);
+        target.resize(3 * kept.len() * rows, 0);
+        match &self.scaling {
+            Some(_) if self.is_fast(target.len()) => {
+                let size = |width| (width, rows as u32);
+                fast(
+                    resizer,
+                    self.key.filter,
+                    (source, size(from)),
+                    (target, size(self.key.to)),
+                );
+            }
+            Some(axis) => axis.horizontal(source, target),
+            None => {
+                let lines = source.chunks_exact(3 * from as usize);
+                for (from, to) in lines.zip(target.chunks_exact_mut(3 * kept.len())) {
+                    let bytes = 3 * kept.start as usize..3 * kept.end as usize;
+                    to.copy_from_slice(&from[bytes]);
+                }
+            }
+        }
+        true
+    }
+
+    /// Scales columns of pixels, of which `source` holds the rows from a number on; `false` where
+    /// there is nothing to do.
+    fn rows(
+        &self,
+        resizer: &mut Resizer,
+        (source, first): (&[u8], u32),
+        width: u32,
+        target: &mut Vec<u8>,
+    ) -> bool {
+        let Some(axis) = &self.scaling else {
+            return false;
+        };
+        let pitch = 3 * width as usize;
+        target.resize(self.key.kept.len() * pitch, 0);
+        if self.is_fast(target.len()) {
+            let size = |height| (width, height);
+            let (from, to) = (size(self.key.from), size(self.key.to));
+            fast(resizer, self.key.filter, (source, from), (target, to));
+        } else {
+            axis.vertical(source, first, pitch, target);
+        }
+        true
+    }
+
+    /// Whether a pass is done by `fast_image_resize`: where the kernel has no instructions of this
+    /// processor for it, and the image is large.
+    ///
+    /// Its weights have fewer bits than Pillow's, so about 3 values in a thousand are one level off.
+    /// Where an image is enlarged a second pass can double that, and its `Box` and `Nearest` take
+    /// other pixels than Pillow's: those are done exactly, and so is what is small.
+    fn is_fast(&self, length: usize) -> bool {
+        let AxisKey {
+            from,
+            to,
+            ref kept,
+            filter,
+            ..
+        } = self.key;
+        let is_whole = kept.len() == to as usize;
+        let exact_only = matches!(filter, Resample::Nearest | Resample::Box);
+        let work = kernel::taps(from, to, filter) * length as f64;
+        self.level == Level::Scalar
+            && is_whole
+            && from > to
+            && !exact_only
+            && work > EXACT_MULTIPLICATIONS
+    }
+}
+
+/// Multiplications up to which a pass is done by the scalar kernel: about 0.2 ms.
 const EXACT_MULTIPLICATIONS: f64 = 300_000.0;
 
-/// Scales one axis of `source` into `buffer`, or hands it on where there is nothing to scale.
-fn pass<'a>(
+/// Some rows of an image of `width` columns, of which `source` holds those from `first` on.
+fn lines<'a>(source: &'a [u8], first: u32, width: u32, rows: &Range<u32>) -> &'a [u8] {
+    let at = |row: u32| 3 * width as usize * (row - first) as usize;
+    &source[at(rows.start)..at(rows.end)]
+}
+
+/// Whether the rows are scaled before the columns. Pillow 13 does so where the height shrinks, and
+/// by more than twice as many pixels as the width (`ImagingResampleInner`); torchvision never.
+fn rows_first(size: (u32, u32), target: (u32, u32), arithmetic: Arithmetic) -> bool {
+    let shrinks = |from: u32, to: u32| i64::from(from) - i64::from(to);
+    let (width, height) = (shrinks(size.0, target.0), shrinks(size.1, target.1));
+    arithmetic == Arithmetic::Pillow && height > 0 && height > 2 * width
+}
+
+/// Scales one axis by `fast_image_resize`.
+fn fast(
     resizer: &mut Resizer,
     filter: Resample,
-    source: &'a [u8],
-    from: (u32, u32),
-    buffer: &'a mut Vec<u8>,
-    to: (u32, u32),
-) -> &'a [u8] {
-    if from == to {
-        return source;
-    }
-    let length = 3 * to.0 as usize * to.1 as usize;
-    buffer.resize(length, 0);
-    if !is_fast(filter, from, to, length) {
-        if from.0 == to.0 {
-            kernel::vertical(source, from.0, (from.1, to.1), buffer, filter);
-        } else {
-            kernel::horizontal(source, from.0, buffer, to.0, filter);
-        }
-        return buffer;
-    }
+    (source, from): (&[u8], (u32, u32)),
+    (target, to): (&mut [u8], (u32, u32)),
+) {
     let source = ImageRef::new(from.0, from.1, source, PixelType::U8x3)
         .expect("a decoded image has three bytes a pixel");
-    let mut target = Image::from_slice_u8(to.0, to.1, buffer, PixelType::U8x3)
+    let mut target = Image::from_slice_u8(to.0, to.1, target, PixelType::U8x3)
         .expect("the buffer was sized for the target");
     resizer
         .resize(&source, &mut target, &options(filter))
         .expect("both images have the same pixel type and no crop box is set");
-    buffer
-}
-
-/// Whether a pass is done by `fast_image_resize`.
-///
-/// Its weights have fewer bits than Pillow's, so about 3 values in a thousand are one level off.
-/// Where an image is enlarged a second pass can double that, and its `Box` and `Nearest` take other
-/// pixels than Pillow's: those are done exactly, and so is what is small.
-fn is_fast(filter: Resample, from: (u32, u32), to: (u32, u32), length: usize) -> bool {
-    let enlarges = from.0 < to.0 || from.1 < to.1;
-    let taps = kernel::taps(from.0, to.0, filter).max(kernel::taps(from.1, to.1, filter));
-    let exact_only = matches!(filter, Resample::Nearest | Resample::Box);
-    !enlarges && !exact_only && taps * length as f64 > EXACT_MULTIPLICATIONS
 }
 
 fn options(filter: Resample) -> ResizeOptions {
@@ -142,25 +330,35 @@ fn options(filter: Resample) -> ResizeOptions {
     ResizeOptions::new().resize_alg(algorithm).use_alpha(false)
 }
 
-/// Cuts the middle out of an image, filled up where it is smaller.
-fn cut(source: &[u8], (width, height): (u32, u32), crop: Crop) -> Vec<u8> {
-    let left = crop_offset(width, crop.width, crop.rounding);
-    let top = crop_offset(height, crop.height, crop.rounding);
-    // Columns of the source that are kept, and where they land.
+/// RGB pixels.
+struct Picture {
+    pixels: Vec<u8>,
+    width: usize,
+    height: usize,
+}
+
+/// The window of a crop that begins at `place`, filled up where the picture is smaller.
+fn cut(picture: Picture, (left, top): (i64, i64), crop: Crop) -> Vec<u8> {
+    let is_whole = (picture.width, picture.height) == (crop.width as usize, crop.height as usize);
+    if is_whole && (left, top) == (0, 0) {
+        return picture.pixels;
+    }
+    // Columns of the picture that are kept, and where they land.
     let from = left.max(0) as usize;
     let to = (-left).max(0) as usize;
-    let count = (width as usize - from).min(crop.width as usize - to);
+    let count = (picture.width - from).min(crop.width as usize - to);
 
-    let row_bytes = 3 * width as usize;
+    let row_bytes = 3 * picture.width;
     let length = 3 * crop.width as usize * crop.height as usize;
     let mut pixels = match crop.fill {
         [0, 0, 0] => vec![0; length],
         fill => fill.repeat(length / 3),
     };
     for (row, output) in (top..).zip(pixels.chunks_exact_mut(3 * crop.width as usize)) {
-        if (0..i64::from(height)).contains(&row) {
+        if (0..picture.height as i64).contains(&row) {
             let start = row as usize * row_bytes + 3 * from;
-            output[3 * to..3 * (to + count)].copy_from_slice(&source[start..start + 3 * count]);
+            output[3 * to..3 * (to + count)]
+                .copy_from_slice(&picture.pixels[start..start + 3 * count]);
         }
     }
     pixels
@@ -169,18 +367,52 @@ fn cut(source: &[u8], (width, height): (u32, u32), crop: Crop) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::geometry::Rounding;
+    use trommel_types::Normalization;
+
+    use crate::geometry::{Resize, Rounding};
+
+    /// Large passes are done by `fast_image_resize` where the kernel has no instructions.
+    #[test]
+    fn without_instructions_for_the_kernel_it_is_one_level_at_most() {
+        let pixel = |x: u32, y: u32| image::Rgb([x, y, x * y].map(|value| (value * 7 % 251) as u8));
+        let image = RgbImage::from_fn(700, 500, pixel);
+        let mut plan = Plan {
+            family: "test".to_owned(),
+            resize: Resize::ShortestEdge(256),
+            resample: Resample::Bicubic,
+            arithmetic: Arithmetic::Pillow,
+            crop: Some(Crop {
+                height: 224,
+                width: 224,
+                rounding: Rounding::Transformers,
+                fill: [0; 3],
+            }),
+            channel_order: ChannelOrder::Rgb,
+            normalization: Normalization::default(),
+        };
+        for resample in [Resample::Bilinear, Resample::Bicubic, Resample::Lanczos] {
+            plan.resample = resample;
+            let tensor = |level| Scaler::at(level).run(&image, (358, 256), &plan).0;
+            let (exact, plain) = (tensor(Level::detect()), tensor(Level::Scalar));
+            let differences = exact.iter().zip(&plain).map(|(a, b)| a.abs_diff(*b));
+            assert!(differences.max() <= Some(1), "{resample:?}");
+        }
+    }
 
     #[test]
     fn a_crop_beyond_the_image_is_filled() {
-        let source = [9; 3 * 2 * 2];
+        let picture = Picture {
+            pixels: vec![9; 3 * 2 * 2],
+            width: 2,
+            height: 2,
+        };
         let crop = Crop {
             height: 4,
             width: 3,
             rounding: Rounding::Transformers,
             fill: [1, 2, 3],
         };
-        let pixels = cut(&source, (2, 2), crop);
+        let pixels = cut(picture, (-1, -1), crop);
         let red: Vec<_> = pixels.chunks(3).map(|pixel| pixel[0]).collect();
         assert_eq!(red, [1, 1, 1, 1, 9, 9, 1, 9, 9, 1, 1, 1]);
         assert_eq!(pixels[..3], [1, 2, 3]);

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_preprocess::{Limits, Mode, Plan, Preparer};
 use trommel_types::ErrorKind;
 
 fn fixtures() -> PathBuf {
@@ -188,13 +189,29 @@ fn resizing_without_an_image_is_an_error() {
     assert!(preparer.resize().is_err());
 }
 
-/// Cuts and changed bytes at many places: an image or an error, and never a panic.
+/// Each scan costs as much time as a whole image, and few bytes.
+#[test]
+fn a_jpeg_of_very_many_scans_is_refused() {
+    let bytes = image("jpeg_progressive.jpg");
+    let is_scan = |place: &usize| bytes[*place..].starts_with(&[0xff, 0xda]);
+    let last = (0..bytes.len()).rfind(is_scan).unwrap();
+    let (before, scan) = bytes[..bytes.len() - 2].split_at(last);
+    let with_scans = |count| [before, &scan.repeat(count), &[0xff, 0xd9]].concat();
+    let mut preparer = preparer(Limits::default());
+    assert!(preparer.prepare(&with_scans(1)).is_ok());
+    let error = preparer.prepare(&with_scans(600)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+/// Cuts, changed bytes and pieces of other files at many places, 20,000 files and more: an image or an
+/// error, and never a panic. What the slowest took is printed, and the most memory of this process.
 #[test]
 fn no_damage_panics() {
-    let mut preparer = preparer(Limits {
+    let limits = Limits {
         max_pixels: 1 << 20,
         ..Limits::default()
-    });
+    };
+    let mut preparers = [Mode::Exact, Mode::Fast].map(|mode| preparer(limits).with_mode(mode));
     let mut state = 0x5EED_u64;
     let mut random = |below: usize| {
         state = state
@@ -202,29 +219,43 @@ fn no_damage_panics() {
             .wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
-    let (mut images, mut errors) = (0, 0);
-    for entry in fs::read_dir(fixtures().join("images")).unwrap() {
-        let bytes = fs::read(entry.unwrap().path()).unwrap();
-        for round in 0..30 {
+    let files: Vec<Vec<u8>> = fs::read_dir(fixtures().join("images"))
+        .unwrap()
+        .map(|entry| fs::read(entry.unwrap().path()).unwrap())
+        .collect();
+    let (mut images, mut errors, mut slowest) = (0, 0, Duration::ZERO);
+    for bytes in &files {
+        for round in 0..260 {
             let mut damaged = bytes.clone();
-            if round % 3 == 0 {
-                damaged.truncate(random(bytes.len()));
-            } else {
-                for _ in 0..=random(4) {
-                    let place = random(if round % 3 == 1 {
+            match round % 4 {
+                0 => damaged.truncate(random(bytes.len())),
+                1 => {
+                    let other = &files[random(files.len())];
+                    let (from, to) = (random(other.len()), random(bytes.len()));
+                    damaged.truncate(to);
+                    damaged.extend_from_slice(&other[from..]);
+                }
+                kind => {
+                    let end = if kind == 2 {
                         bytes.len()
                     } else {
                         bytes.len().min(64)
-                    });
-                    damaged[place] = random(256) as u8;
+                    };
+                    for _ in 0..=random(4) {
+                        damaged[random(end)] = random(256) as u8;
+                    }
                 }
             }
-            match preparer.prepare(&damaged) {
+            let start = Instant::now();
+            match preparers[round / 4 % 2].prepare(&damaged) {
                 Ok(_) => images += 1,
                 Err(_) => errors += 1,
             }
+            slowest = slowest.max(start.elapsed());
         }
     }
-    println!("{images} images, {errors} errors");
-    assert!(images > 0 && errors > 0);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let memory = status.lines().find(|line| line.starts_with("VmHWM"));
+    println!("{images} images, {errors} errors, {slowest:?} at most, {memory:?}");
+    assert!(images > 1000 && errors > 1000 && images + errors > 20_000);
 }

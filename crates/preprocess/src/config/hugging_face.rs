@@ -1,14 +1,15 @@
 //! Transformers' `preprocessor_config.json`, with the defaults of each image processor's class.
 //!
 //! Followed are the Pillow processors of Transformers 5.23 (`…ImageProcessorPil`), which also read
-//! what older releases and their feature extractors have written.
+//! what older releases and their feature extractors have written; and those that scale with
+//! torchvision where the file names one: by a class that ends in `Fast`, or by `use_fast`.
 
 use serde_json::Value;
 use trommel_types::Normalization;
 
 use super::reader::{JsonFile, edge, number, resample};
 use crate::geometry::{Crop, Resize, Rounding};
-use crate::{ChannelOrder, ConfigError, Plan, Resample};
+use crate::{Arithmetic, ChannelOrder, ConfigError, Plan, Resample};
 
 const HALF: [f32; 3] = [0.5; 3];
 const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -75,19 +76,29 @@ pub(super) fn plan(file: &JsonFile) -> Result<Plan, ConfigError> {
     if file.bool("do_pad", false)? && file.get("pad_size").is_some() {
         return Err(file.invalid("do_pad", "false: images are cropped and never padded"));
     }
-    let (resize, crop) = scaling(file, &family)?;
+    let (resize, mut crop) = scaling(file, &family)?;
+    let arithmetic = arithmetic(file, class)?;
+    if let (Arithmetic::Torchvision, Some(crop)) = (arithmetic, &mut crop) {
+        crop.rounding = Rounding::TransformersFast;
+    }
     let flip = file.bool("do_flip_channel_order", family.rule == Rule::MobileVit)?;
+    let resample = match file
+        .read_opt("resample", RESAMPLE, resample)?
+        .or(family.resample)
+    {
+        Some(resample) => resample,
+        None if resize == Resize::None => Resample::Bilinear,
+        None => return Err(file.invalid("resample", RESAMPLE)),
+    };
+    let is_scaled = resize != Resize::None && arithmetic == Arithmetic::Torchvision;
+    if is_scaled && matches!(resample, Resample::Box | Resample::Hamming) {
+        return Err(file.invalid("resample", "a filter that torchvision has"));
+    }
     Ok(Plan {
         family: class.to_owned(),
         resize,
-        resample: match file
-            .read_opt("resample", RESAMPLE, resample)?
-            .or(family.resample)
-        {
-            Some(resample) => resample,
-            None if resize == Resize::None => Resample::Bilinear,
-            None => return Err(file.invalid("resample", RESAMPLE)),
-        },
+        resample,
+        arithmetic,
         crop,
         channel_order: if flip {
             ChannelOrder::Bgr
@@ -95,6 +106,16 @@ pub(super) fn plan(file: &JsonFile) -> Result<Plan, ConfigError> {
             ChannelOrder::Rgb
         },
         normalization: normalization(file, &family)?,
+    })
+}
+
+/// Whose scaling a processor uses.
+fn arithmetic(file: &JsonFile, class: &str) -> Result<Arithmetic, ConfigError> {
+    let is_fast = class.ends_with("Fast") || file.bool("use_fast", false)?;
+    Ok(if is_fast {
+        Arithmetic::Torchvision
+    } else {
+        Arithmetic::Pillow
     })
 }
 

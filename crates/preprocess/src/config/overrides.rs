@@ -8,7 +8,7 @@ use trommel_types::Normalization;
 
 use super::reader::read_text;
 use crate::geometry::{Crop, Resize, Rounding};
-use crate::{ChannelOrder, ConfigError, Plan, Resample};
+use crate::{Arithmetic, ChannelOrder, ConfigError, Plan, Resample};
 
 #[derive(Debug, Default, Deserialize)]
 struct File {
@@ -23,7 +23,11 @@ struct Keys {
     shortest_edge: Option<u32>,
     /// `[height, width]`.
     crop: Option<[u32; 2]>,
+    /// Whose rounding the offsets of the crop follow.
+    rounding: Option<Rounding>,
     resample: Option<Resample>,
+    /// Whose scaling is followed.
+    arithmetic: Option<Arithmetic>,
     channel_order: Option<ChannelOrder>,
     scale: Option<f32>,
     mean: Option<[f32; 3]>,
@@ -75,7 +79,9 @@ impl Overrides {
             resize,
             shortest_edge,
             crop,
+            rounding,
             resample,
+            arithmetic,
             channel_order,
             scale,
             mean,
@@ -117,9 +123,10 @@ impl Overrides {
             (None, None) => {}
         }
         if let Some([height, width]) = crop {
-            let (rounding, fill) = plan.crop.map_or((Rounding::Transformers, [0; 3]), |crop| {
+            let (of_plan, fill) = plan.crop.map_or((Rounding::Transformers, [0; 3]), |crop| {
                 (crop.rounding, crop.fill)
             });
+            let rounding = rounding.unwrap_or(of_plan);
             plan.crop = Some(Crop {
                 height,
                 width,
@@ -128,6 +135,7 @@ impl Overrides {
             });
         }
         plan.resample = resample.unwrap_or(plan.resample);
+        plan.arithmetic = arithmetic.unwrap_or(plan.arithmetic);
         plan.channel_order = channel_order.unwrap_or(plan.channel_order);
         plan.normalization = Normalization {
             scale: scale.unwrap_or(plan.normalization.scale),
@@ -155,6 +163,7 @@ impl Overrides {
             family: "plain".to_owned(),
             resize: Resize::None,
             resample: Resample::Bilinear,
+            arithmetic: Arithmetic::Pillow,
             crop: None,
             channel_order: ChannelOrder::Rgb,
             normalization: Normalization::default(),
@@ -200,7 +209,8 @@ mod tests {
     #[test]
     fn every_key_is_heeded() {
         let plan = applied(
-            "shortest-edge = 40\ncrop = [32, 36]\nresample = \"lanczos\"\nscale = 1\nmean = [1, 2, 3]\nstd = [4, 5, 6]",
+            "shortest-edge = 40\ncrop = [32, 36]\nrounding = \"torchvision\"\nresample = \"lanczos\"\n\
+             arithmetic = \"torchvision\"\nscale = 1\nmean = [1, 2, 3]\nstd = [4, 5, 6]",
         )
         .unwrap();
         assert_eq!(plan.resize, Resize::ShortestEdge(40));
@@ -209,6 +219,11 @@ mod tests {
             Some((32, 36))
         );
         assert_eq!(plan.resample, Resample::Lanczos);
+        assert_eq!(plan.arithmetic, Arithmetic::Torchvision);
+        assert_eq!(
+            plan.crop.map(|crop| crop.rounding),
+            Some(Rounding::Torchvision)
+        );
         let Normalization { scale, mean, std } = plan.normalization;
         assert_eq!((scale, mean, std), (1.0, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]));
     }

@@ -5,7 +5,7 @@ use trommel_types::Normalization;
 
 use super::reader::{JsonFile, edge, resample};
 use crate::geometry::{Crop, Resize, Rounding};
-use crate::{ChannelOrder, ConfigError, Plan, Resample};
+use crate::{Arithmetic, ChannelOrder, ConfigError, Plan, Resample};
 
 const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const IMAGENET_MEAN_F64: [f64; 3] = [0.485, 0.456, 0.406];
@@ -95,6 +95,7 @@ pub(super) fn plan(file: &JsonFile) -> Result<Option<Plan>, ConfigError> {
             "bilinear, bicubic, nearest, box, hamming or lanczos",
             resample,
         )?,
+        arithmetic: Arithmetic::Pillow,
         crop: Some(Crop {
             height,
             width,
