@@ -3,85 +3,43 @@
 # photos of scripts/bench.sh, which has to have run before. Tensors go through the broker, then by
 # the local hop.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-export PATH="$PWD/.tools/bin:$PATH"
+. "$(dirname "$0")/benchmark.bash"
 
-work=$PWD/.tools/bench
-[[ -d $work/photos && -d $work/mobilenet ]] || {
-    echo "bench-workers: run scripts/bench.sh first, which makes the photos and the model" >&2
-    exit 1
-}
-cargo build --release --quiet -p trommel
-trommel=$PWD/target/release/trommel
+need_bench
+build
 run=$(mktemp -d)
-pids=()
-stop() {
-    kill "${pids[@]}" 2>/dev/null || true
-    wait 2>/dev/null || true
-    pids=()
-}
+. scripts/workers.bash
 trap 'stop; rm -rf "$run"' EXIT
 mkdir "$run/models"
 ln -s "$work/mobilenet" "$run/models/mobilenet"
 
-# workers HOP ROLES...: one process for each of ROLES, on a broker of their own.
-workers() {
-    nats-server --jetstream --store_dir "$run/store-$1" --port -1 --ports_file_dir "$run" >/dev/null 2>&1 &
-    pids+=($!)
-    local ports
-    until ports=$(ls "$run"/*.ports 2>/dev/null) && [[ -s $ports ]]; do sleep 0.1; done
-    TROMMEL_BROKER__URL=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["nats"][0])' "$ports")
-    export TROMMEL_BROKER__URL
-    for roles in "${@:2}"; do
-        hop=jetstream
-        [[ $roles != preprocess,infer ]] || hop=$1
-        "$trommel" worker --role "$roles" --tensor-hop "$hop" --model-repository "$run/models" 2>>"$run/log" &
-        pids+=($!)
-    done
-    until [[ $(grep -c "working as" "$run/log") == $(($# - 1)) ]]; do sleep 0.1; done
-}
-
-# rate NAME: runs the job three times; the median of images/s from the first task to the last row.
-rate() {
-    for number in 1 2 3; do
-        "$trommel" submit "$work/photos" --model mobilenet --output "$run/$1-$number/" --wait --json --quiet \
-            >"$run/$1-$number.json"
-    done
-    python3 - "$run/$1"-?.json <<'PYTHON'
-import json, statistics, sys
-jobs = [json.load(open(path)) for path in sys.argv[1:]]
-rates = [job["total"] / (job["finished_at"] - job["started_at"]) * 1e6 for job in jobs]
-print(f"{statistics.median(rates):.0f}")
-PYTHON
-}
-
-embedded() {
-    for number in 1 2 3; do
-        "$trommel" classify "$work/photos" --model "$work/mobilenet" --json --quiet \
-            --output "$run/rows.parquet" --overwrite >"$run/embedded-$number.json"
-    done
-    python3 - "$run"/embedded-?.json <<'PYTHON'
-import json, statistics, sys
-rates = [json.load(open(path))["run"]["images_per_second"] for path in sys.argv[1:]]
-print(f"{statistics.median(rates):.0f}")
-PYTHON
-}
-
-alone=$(embedded)
-workers jetstream ingest preprocess infer sink
-through_broker=$(rate jetstream)
+for number in 1 2 3; do
+    "$trommel" classify "$work/photos" --model "$work/mobilenet" --json --quiet \
+        --output "$run/rows.parquet" --overwrite >"$run/embedded-$number.json"
+done
+broker
+for role in ingest preprocess infer sink; do worker "$role"; done
+submit_thrice jetstream "$work/photos" mobilenet
 stop
-rm -f "$run"/*.ports "$run/log"
-workers local ingest,sink preprocess,infer
-local=$(rate local)
+fill=$(batch_fill)
+broker
+worker ingest,sink
+worker preprocess,infer --tensor-hop local
+submit_thrice local "$work/photos" mobilenet
 stop
+local_fill=$(batch_fill)
 
-echo "| what | images/s | of embedded |"
-echo "| --- | --- | --- |"
-echo "| embedded | $alone | 1 |"
-python3 - "$alone" "$through_broker" "$local" <<'PYTHON'
-import sys
-alone, through_broker, local = map(float, sys.argv[1:])
-print(f"| four processes, tensors through JetStream | {through_broker:.0f} | {through_broker / alone:.2f} |")
-print(f"| two processes, local tensor hop | {local:.0f} | {local / alone:.2f} |")
+python3 - "$run" "$(images_per_second "$run"/jetstream-?.json)" "$fill" \
+    "$(images_per_second "$run"/local-?.json)" "$local_fill" <<'PYTHON'
+import json, pathlib, statistics, sys
+run, through_broker, fill, local, local_fill = sys.argv[1:]
+runs = [json.loads(path.read_text())["run"] for path in pathlib.Path(run).glob("embedded-?.json")]
+alone = statistics.median(one["images_per_second"] for one in runs)
+print("| what | images/s | of embedded | mean batch fill |\n| --- | --- | --- | --- |")
+print(f"| embedded | {alone:.0f} | 1 | |")
+for what, rate, filled in [
+    ("four processes, tensors through JetStream", float(through_broker), fill),
+    ("two processes, local tensor hop", float(local), local_fill),
+]:
+    print(f"| {what} | {rate:.0f} | {rate / alone:.2f} | {filled} |")
 PYTHON

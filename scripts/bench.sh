@@ -2,11 +2,8 @@
 # Throughput beside the limit of the bare stages, in one run: MobileNetV3-small (timm, random
 # weights), 3,000 JPEGs of 500 x 375, all cores. Fetches PyTorch once, to export the model.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-export PATH="$PWD/.tools/bin:$PATH"
+. "$(dirname "$0")/benchmark.bash"
 
-work=$PWD/.tools/bench
-python=$PWD/.tools/venv-models/bin/python
 if [[ ! -x $python ]] || ! "$python" -c 'import timm, torch, onnx' 2>/dev/null; then
     echo "bench: installing PyTorch to export the model (some gigabytes, once)"
     python3 -m venv .tools/venv-models
@@ -17,14 +14,13 @@ mkdir -p "$work"
     "$python" models/export.py timm/mobilenetv3_small_100 --random --output "$work/mobilenet" >/dev/null 2>&1
 [[ -d $work/photos ]] || "$python" bench/make_photos.py "$work/photos" 3000 500 375
 
-cargo build --release --quiet -p trommel
-cargo build --release --quiet -p trommel-worker --example stages
+build
 
 nproc --all | sed 's/$/ cores/'
 grep -m1 'model name' /proc/cpuinfo | cut -d: -f2- || true
 runs=()
 for run in 1 2 3; do
-    target/release/trommel classify "$work/photos" --model "$work/mobilenet" --json \
+    "$trommel" classify "$work/photos" --model "$work/mobilenet" --json \
         --output "$work/rows.parquet" --overwrite >"$work/run-$run.json"
     runs+=("$work/run-$run.json")
     # Between the runs, so that all see the same machine.

@@ -1,0 +1,20 @@
+# Sourced first by every benchmark: stands in the root of the repository, with its tools on the PATH.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="$PWD/.tools/bin:$PATH"
+work=$PWD/.tools/bench
+python=$PWD/.tools/venv-models/bin/python
+trommel=$PWD/target/release/trommel
+
+# build: all release programs at once, as other sets of them unify features differently.
+build() {
+    cargo build --release --quiet --workspace --bins --examples
+}
+
+# need_bench: what scripts/bench.sh leaves behind.
+need_bench() {
+    [[ -x $python && -d $work/photos && -d $work/mobilenet ]] || {
+        echo "$(basename "$0"): run scripts/bench.sh first, which makes the model and the photos" >&2
+        exit 1
+    }
+}
