@@ -18,7 +18,7 @@ demo: setup
 	@scripts/demo.sh
 
 test: setup
-	cargo build --workspace
+	cargo build --workspace --all-targets
 	cargo test --workspace
 
 bench: setup

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-cargo build --quiet
+cargo build --quiet --workspace --bins
 output=$(mktemp -d)/digits.parquet
 trap 'rm -rf "$(dirname "$output")"' EXIT
 trommel=target/debug/trommel

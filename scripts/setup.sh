@@ -140,3 +140,45 @@ if ! "$wire/bin/python" -c 'import msgpack, nats' 2>/dev/null; then
         exit 1
     }
 fi
+
+# --- PostgreSQL: the tests' database, from the machine or out of a PyPI wheel ----------------------
+postgresql_bin() {
+    dirname "$(ls -d "$tools"/postgresql/bin/initdb /usr/lib/postgresql/*/bin/initdb \
+        "$(command -v initdb || true)" 2>/dev/null | head -n 1)" 2>/dev/null
+}
+if [[ ! -x $(postgresql_bin)/initdb ]]; then
+    echo "setup: fetching PostgreSQL"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+        --python-version 3.12 --implementation cp --platform "manylinux2014_$(uname -m)" \
+        --dest "$tools/wheels" pgserver==0.1.4 || {
+        echo "setup: missing PostgreSQL: apt-get install postgresql" >&2
+        exit 1
+    }
+    rm -rf "$tools/postgresql" "$tools/postgresql.new"
+    python3 - "$tools"/wheels/pgserver-0.1.4-*.whl "$tools/postgresql.new" <<'PYTHON'
+import os, sys, zipfile
+wheel, folder = sys.argv[1:]
+root = "pgserver/pginstall/"
+with zipfile.ZipFile(wheel) as archive:
+    # The wheel's libraries are found from the programs by their place beside the package.
+    for member in archive.infolist():
+        if member.filename.startswith((root, "pgserver.libs/")) and not member.is_dir():
+            archive.extract(member, folder)
+            if "/bin/" in member.filename:
+                os.chmod(os.path.join(folder, member.filename), 0o755)
+PYTHON
+    mv "$tools/postgresql.new" "$tools/postgresql"
+    ln -s pgserver/pginstall/bin "$tools/postgresql/bin"
+    rm -f "$tools"/wheels/pgserver-*.whl
+fi
+
+# --- moto: the tests' second make of S3 server -----------------------------------------------------
+moto=$tools/moto-venv
+if ! "$moto/bin/python" -c 'import moto.server, flask' 2>/dev/null; then
+    echo "setup: fetching moto"
+    python3 -m venv --clear "$moto" &&
+        "$moto/bin/pip" install --quiet --disable-pip-version-check 'moto[server,s3]==5.2.5' || {
+        echo "setup: missing moto: check that python3 -m venv works (apt-get install python3-venv) and PyPI is reachable" >&2
+        exit 1
+    }
+fi

@@ -21,6 +21,8 @@ pub const PIPELINE: [&str; 5] = ["ingest", "preprocess", "preprocess", "infer", 
 pub struct Cluster {
     /// The broker.
     pub nats: NatsServer,
+    /// The other nodes, where the broker is replicated.
+    pub others: Vec<NatsServer>,
     workers: Vec<Worker>,
     folder: Folder,
     env: BTreeMap<String, String>,
@@ -43,7 +45,45 @@ impl Default for Cluster {
 impl Cluster {
     /// A broker alone.
     pub fn new() -> Self {
-        let nats = NatsServer::start();
+        Self::on(NatsServer::start(), Vec::new())
+    }
+
+    /// A broker of three nodes that replicate jobs, tasks and results.
+    pub fn replicated() -> Self {
+        let mut nodes = NatsServer::start_cluster(3);
+        let cluster = Self::on(nodes.remove(0), nodes).env("TROMMEL_BROKER__REPLICAS", "3");
+        let urls = [&cluster.nats, &cluster.others[0], &cluster.others[1]].map(NatsServer::url);
+        let cluster = cluster.env("TROMMEL_BROKER__URL", &urls.join(","));
+        // The nodes have to agree on a leader before they take streams.
+        let config = BrokerConfig {
+            url: urls.join(","),
+            replicas: 3,
+            tensors_max_bytes: 100_000_000,
+            results_max_bytes: 100_000_000,
+            ..BrokerConfig::default()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        runtime.block_on(async {
+            loop {
+                let made = match Broker::connect(&config, "test").await {
+                    Ok(broker) => broker.ensure_streams().await,
+                    Err(error) => Err(error),
+                };
+                match made {
+                    Ok(()) => return,
+                    Err(error) => assert!(Instant::now() < deadline, "no cluster: {error}"),
+                }
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+        });
+        cluster
+    }
+
+    fn on(nats: NatsServer, others: Vec<NatsServer>) -> Self {
         // Short enough that what a killed worker held is soon another's.
         let env = [
             ("TROMMEL_BROKER__URL", nats.url().to_string().as_str()),
@@ -57,6 +97,7 @@ impl Cluster {
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
         Self {
             nats,
+            others,
             workers: Vec::new(),
             folder: Folder::new(),
             env: env.into(),
@@ -173,9 +214,20 @@ impl Cluster {
 
     /// Kills a worker, in the middle of whatever it does, and starts it anew.
     pub fn kill_and_restart(&mut self, number: usize) {
+        self.kill(number);
+        self.start_again(number);
+    }
+
+    /// Kills a worker, in the middle of whatever it does.
+    pub fn kill(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         worker.child.kill().unwrap();
         worker.child.wait().unwrap();
+    }
+
+    /// Starts a worker anew after [`Cluster::kill`].
+    pub fn start_again(&mut self, number: usize) {
+        let worker = &self.workers[number];
         let (role, args, log) = (worker.role.clone(), worker.args.clone(), worker.log.clone());
         self.workers[number].child = self.spawn(&role, &args, &log);
     }

@@ -9,20 +9,20 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
-use trommel_storage::testsuite::S3Server;
+use serde_json::Value;
+use trommel_storage::testsuite::{PostgresServer, S3Server};
 use trommel_tests::{Cluster, Folder, PIPELINE, assert_each_index_once, rows};
 
 const IMAGES: usize = 2000;
+/// Where the images are in a store.
+const BUCKET: &str = "s3://photos/images/";
+/// What is killed, one after the other.
+const ROLES: [&str; 4] = ["ingest", "preprocess", "infer", "sink"];
 
-/// A cluster that works slowly enough to be caught at it.
-fn slow_cluster(server: Option<&S3Server>) -> Cluster {
-    let cluster = Cluster::new();
-    let cluster = match server {
-        None => cluster,
-        Some(server) => cluster.s3(server),
-    };
+/// Starts a pipeline that works slowly enough to be caught at it.
+fn slow(cluster: Cluster) -> Cluster {
     let mut cluster = cluster
         .env("TROMMEL_PREPROCESS__THREADS", "1")
         .env("TROMMEL_INFER__INSTANCES", "1")
@@ -37,10 +37,10 @@ fn slow_cluster(server: Option<&S3Server>) -> Cluster {
     cluster
 }
 
-fn seeded() -> (u64, StdRng) {
+fn seeded() -> StdRng {
     let seed = rand::rng().random();
     println!("seed {seed}");
-    (seed, StdRng::seed_from_u64(seed))
+    StdRng::seed_from_u64(seed)
 }
 
 fn submit(cluster: &Cluster, source: &str, output: &str, id: &str) -> Child {
@@ -59,26 +59,58 @@ fn assert_complete(cluster: &Cluster, id: &str, output: &Path) {
     assert!(output.join("_SUCCESS").exists());
 }
 
-#[test]
-fn killing_roles_loses_nothing_and_doubles_nothing() {
-    let (seed, mut random) = seeded();
-    let folder = Folder::with_digits(IMAGES);
-    let server = S3Server::start();
-    folder.upload(&server, "photos");
-    let mut cluster = slow_cluster(Some(&server));
-    let mut waiting = submit(
-        &cluster,
-        "s3://photos/images/",
-        "s3://photos/rows/",
-        "killed",
+/// Fails when the job has ended already. While its ingest is down nobody answers.
+#[track_caller]
+fn assert_goes_on(cluster: &Cluster, id: &str) {
+    let shown = cluster.command(["jobs", "show", id, "--json"]).run();
+    let Ok(status) = serde_json::from_slice::<Value>(&shown.stdout) else {
+        return;
+    };
+    assert!(
+        ["queued", "running"].contains(&status["state"].as_str().unwrap()),
+        "it ended before the last kill: {status}"
     );
-    for _ in 0..10 {
-        sleep(Duration::from_millis(random.random_range(50..600)));
-        let role = PIPELINE.choose(&mut random).unwrap();
-        let victim = *cluster.of_role(role).choose(&mut random).unwrap();
+}
+
+/// Ten kills, of each role more than once, in any order. The job has not ended before the last one.
+fn kill_roles(cluster: &mut Cluster, random: &mut StdRng, id: &str) {
+    let mut roles: Vec<_> = ROLES.iter().cycle().take(10).collect();
+    roles.shuffle(random);
+    for role in roles {
+        sleep(Duration::from_millis(random.random_range(50..250)));
+        assert_goes_on(cluster, id);
+        let victim = *cluster.of_role(role).choose(random).unwrap();
         cluster.kill_and_restart(victim);
     }
-    println!("seed {seed}: killed ten times");
+}
+
+/// Three kills of the broker, before the job has ended.
+fn kill_broker(cluster: &mut Cluster, random: &mut StdRng, id: &str) {
+    for _ in 0..3 {
+        sleep(Duration::from_millis(random.random_range(100..400)));
+        assert_goes_on(cluster, id);
+        cluster.nats.restart();
+    }
+}
+
+/// A slow cluster on a store that holds the images.
+fn on_bucket(folder: &Folder, server: &S3Server) -> Cluster {
+    upload(folder, server);
+    slow(Cluster::new().s3(server))
+}
+
+/// Puts the images into a store that takes its time, so that no job has ended before the last kill.
+fn upload(folder: &Folder, server: &S3Server) {
+    folder.upload(server, "photos");
+    server.slow_down(Duration::from_millis(4));
+}
+
+#[test]
+fn killing_roles_loses_nothing_and_doubles_nothing() {
+    let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
+    let mut cluster = on_bucket(&folder, &server);
+    let mut waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "killed");
+    kill_roles(&mut cluster, &mut random, "killed");
     // It may have given up while no ingest answered.
     drop(waiting.wait());
     assert_complete(&cluster, "killed", &server.path("photos", "rows"));
@@ -86,35 +118,47 @@ fn killing_roles_loses_nothing_and_doubles_nothing() {
 
 #[test]
 fn killing_the_broker_loses_nothing_and_doubles_nothing() {
-    let (_, mut random) = seeded();
-    let folder = Folder::with_digits(IMAGES);
-    let mut cluster = slow_cluster(None);
-    let (images, output) = (folder.images(), folder.path("rows/"));
-    let (source, to) = (images.to_str().unwrap(), output.to_str().unwrap());
-    let mut waiting = submit(&cluster, source, to, "broken");
-    for _ in 0..3 {
-        sleep(Duration::from_millis(random.random_range(200..900)));
-        cluster.nats.restart();
-    }
+    let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
+    let mut cluster = on_bucket(&folder, &server);
+    let mut waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "broken");
+    kill_broker(&mut cluster, &mut random, "broken");
     drop(waiting.wait());
-    assert_complete(&cluster, "broken", &output);
+    assert_complete(&cluster, "broken", &server.path("photos", "rows"));
 }
 
-/// Stops a sink past its lease while another takes over, then lets it go on.
+/// Waits until something is so, or fails with the log of this worker.
+#[track_caller]
+fn until(is_so: impl Fn() -> bool, cluster: &Cluster, worker: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(
+            Instant::now() < deadline,
+            "it is not: {}",
+            cluster.log(worker)
+        );
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Stops the cluster's sink past its lease of two seconds while another takes over and commits, then
+/// lets it go on.
+fn bury_and_wake(cluster: &mut Cluster, zombie: usize) {
+    cluster.signal(zombie, "STOP");
+    cluster.start("sink", &[]);
+    cluster.await_ready();
+    sleep(Duration::from_secs(4));
+    cluster.signal(zombie, "CONT");
+}
+
+/// A sink in a bucket is taken for dead and comes back.
 fn wake_the_dead(ignore_preconditions: bool) {
     let folder = Folder::with_digits(IMAGES);
     let server = S3Server::start();
     server.ignore_preconditions(ignore_preconditions);
-    folder.upload(&server, "photos");
-    let mut cluster = slow_cluster(Some(&server));
+    let mut cluster = on_bucket(&folder, &server);
     let zombie = cluster.of_role("sink")[0];
     let output = server.path("photos", "rows");
-    let mut waiting = submit(
-        &cluster,
-        "s3://photos/images/",
-        "s3://photos/rows/",
-        "undead",
-    );
+    let mut waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "undead");
     // It has begun to commit and holds rows.
     let has_parts = || {
         let names = std::fs::read_dir(&output).into_iter().flatten().flatten();
@@ -122,33 +166,16 @@ fn wake_the_dead(ignore_preconditions: bool) {
             .filter_map(|entry| entry.file_name().into_string().ok())
             .any(|name| name.starts_with("part-"))
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !has_parts() {
-        assert!(
-            Instant::now() < deadline,
-            "nothing is committed: {}",
-            cluster.log(zombie)
-        );
-        sleep(Duration::from_millis(5));
-    }
-    cluster.signal(zombie, "STOP");
-    let heir = cluster.start("sink", &[]);
-    cluster.await_ready();
-    // The lease is two seconds; the heir commits parts of its own.
-    sleep(Duration::from_secs(4));
-    cluster.signal(zombie, "CONT");
+    until(has_parts, &cluster, zombie);
+    bury_and_wake(&mut cluster, zombie);
     drop(waiting.wait());
     assert_complete(&cluster, "undead", &output);
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !cluster.log(zombie).contains("another sink") {
-        assert!(
-            Instant::now() < deadline,
-            "the zombie kept its job: {}{}",
-            cluster.log(zombie),
-            cluster.log(heir)
-        );
-        sleep(Duration::from_millis(50));
-    }
+    // It has seen that the job is another's.
+    until(
+        || cluster.log(zombie).contains("another sink"),
+        &cluster,
+        zombie,
+    );
 }
 
 #[test]
@@ -159,4 +186,99 @@ fn a_sink_back_from_the_dead_commits_nothing_twice() {
 #[test]
 fn a_sink_back_from_the_dead_commits_nothing_twice_where_preconditions_are_ignored() {
     wake_the_dead(true);
+}
+
+/// A slow cluster on a store that holds the images, whose rows go to this database.
+fn on_bucket_into(database: &PostgresServer, folder: &Folder, server: &S3Server) -> Cluster {
+    upload(folder, server);
+    let cluster = Cluster::new().s3(server);
+    slow(cluster.env("PGPASSWORD", database.password()))
+}
+
+/// Waits for the job of this id and checks its rows in the table `labels`.
+#[track_caller]
+fn assert_complete_in(database: &PostgresServer, cluster: &Cluster, id: &str) {
+    let watched = cluster.command(["jobs", "watch", id]).run();
+    cluster.assert_code(&watched, 0);
+    assert_eq!(
+        database.query(&format!(
+            "SELECT count(*), count(DISTINCT index), min(index), max(index), \
+             count(*) FILTER (WHERE status = 'ok') FROM labels WHERE job_id = '{id}'"
+        )),
+        format!("{IMAGES}|{IMAGES}|0|{}|{IMAGES}", IMAGES - 1)
+    );
+    assert_eq!(
+        database.query("SELECT summary->>'images' FROM labels_jobs"),
+        IMAGES.to_string()
+    );
+}
+
+#[test]
+fn killing_roles_and_the_database_loses_nothing_and_doubles_nothing() {
+    let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
+    let mut database = PostgresServer::start();
+    let mut cluster = on_bucket_into(&database, &folder, &server);
+    let output = database.url_without_password("labels");
+    let mut waiting = submit(&cluster, BUCKET, &output, "killed");
+    kill_roles(&mut cluster, &mut random, "killed");
+    for _ in 0..2 {
+        sleep(Duration::from_millis(random.random_range(50..300)));
+        database.restart();
+    }
+    drop(waiting.wait());
+    assert_complete_in(&database, &cluster, "killed");
+}
+
+#[test]
+fn killing_the_broker_beside_a_database_loses_nothing_and_doubles_nothing() {
+    let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
+    let database = PostgresServer::start();
+    let mut cluster = on_bucket_into(&database, &folder, &server);
+    let output = database.url_without_password("labels");
+    let mut waiting = submit(&cluster, BUCKET, &output, "broken");
+    kill_broker(&mut cluster, &mut random, "broken");
+    drop(waiting.wait());
+    assert_complete_in(&database, &cluster, "broken");
+}
+
+#[test]
+fn a_sink_back_from_the_dead_inserts_nothing_twice() {
+    let (folder, server) = (Folder::with_digits(IMAGES), S3Server::start());
+    let database = PostgresServer::start();
+    let mut cluster = on_bucket_into(&database, &folder, &server);
+    let zombie = cluster.of_role("sink")[0];
+    let output = database.url_without_password("labels");
+    let mut waiting = submit(&cluster, BUCKET, &output, "undead");
+    let has_rows = || {
+        database.query("SELECT to_regclass('labels') IS NOT NULL") == "t"
+            && database.query("SELECT EXISTS (SELECT FROM labels)") == "t"
+    };
+    until(has_rows, &cluster, zombie);
+    bury_and_wake(&mut cluster, zombie);
+    drop(waiting.wait());
+    assert_complete_in(&database, &cluster, "undead");
+}
+
+#[test]
+fn killing_nodes_of_a_replicated_broker_loses_nothing_and_doubles_nothing() {
+    let (mut random, folder) = (seeded(), Folder::with_digits(IMAGES));
+    let mut cluster = slow(Cluster::replicated());
+    let (images, output) = (folder.images(), folder.path("rows/"));
+    let (source, to) = (images.to_str().unwrap(), output.to_str().unwrap());
+    let mut waiting = submit(&cluster, source, to, "replicated");
+    // One after the other, whichever of them leads; a majority is always there.
+    for node in [0, 1, 2] {
+        sleep(Duration::from_millis(random.random_range(300..900)));
+        let node = match node {
+            0 => &mut cluster.nats,
+            other => &mut cluster.others[other - 1],
+        };
+        node.kill();
+        sleep(Duration::from_millis(random.random_range(200..1500)));
+        node.start_again();
+        // It catches up before the next one goes.
+        sleep(Duration::from_secs(3));
+    }
+    drop(waiting.wait());
+    assert_complete(&cluster, "replicated", &output);
 }

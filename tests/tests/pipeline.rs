@@ -276,3 +276,48 @@ fn logits_are_added_on_request() {
     assert_eq!(row["logits"].as_array().unwrap().len(), 10);
     assert_eq!(row["top"].as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn new_and_changed_images_are_added_to_the_rows_that_are_there() {
+    let folder = Folder::with_digits(60);
+    let output = folder.path("rows/");
+    let classify = |args: &[&str]| {
+        Trommel::classify(&folder.images(), &output)
+            .args(args)
+            .run()
+    };
+    assert_code(&classify(&[]), 0);
+    // One comes before all others, one is another image now, one is gone.
+    let first = rows(&output);
+    let images = folder.images();
+    fs::copy(&digits()[0], images.join("0-new.png")).unwrap();
+    fs::write(&first[10].uri, "no image any more").unwrap();
+    fs::remove_file(&first[20].uri).unwrap();
+    assert_code(&classify(&["--skip-existing"]), 0);
+    let mut all = rows(&output);
+    all.sort_by_key(|row| row.index);
+    assert_each_index_once(&all, 62);
+    assert_eq!(all[..60], first);
+    let new: Vec<_> = all[60..]
+        .iter()
+        .map(|row| (&row.uri, row.status.as_str()))
+        .collect();
+    let added = images.join("0-new.png").display().to_string();
+    assert_eq!(new, [(&added, "ok"), (&first[10].uri, "failed")]);
+    assert!(output.join("_SUCCESS").exists());
+    // Nothing is new the next time.
+    assert_code(&classify(&["--skip-existing"]), 0);
+    assert_eq!(rows(&output).len(), 62);
+    // A finished file cannot be added to.
+    let file = folder.path("rows.csv");
+    assert_code(&Trommel::classify(&images, &file).run(), 0);
+    let refused = Trommel::classify(&images, &file)
+        .arg("--skip-existing")
+        .run();
+    assert_code(&refused, 2);
+    assert!(
+        stderr(&refused).contains("folder of parts"),
+        "{}",
+        stderr(&refused)
+    );
+}

@@ -67,14 +67,18 @@ pub(crate) struct ClassifyArgs {
     #[arg(short, long, value_name = "DIR", env = "TROMMEL_MODEL")]
     pub(crate) model: Option<PathBuf>,
 
-    /// Where rows go: x.parquet, x.jsonl, x.csv, or a folder of parts. Default: JSON Lines on
-    /// standard output
+    /// Where rows go: x.parquet, x.jsonl, x.csv, a folder of parts, s3://bucket/prefix/, or
+    /// postgres://user@host/database?table=name. Default: JSON Lines on standard output
     #[arg(short, long, value_name = "DEST")]
     pub(crate) output: Option<String>,
 
     /// Format of the parts in a folder
     #[arg(long, value_enum, default_value_t = PartFormat::Parquet)]
     pub(crate) format: PartFormat,
+
+    /// Add rows to the results that are there, for images whose uri and etag have none yet
+    #[arg(long, requires = "output", conflicts_with = "overwrite")]
+    pub(crate) skip_existing: bool,
 
     /// Replace results of another job
     #[arg(long)]
@@ -158,14 +162,18 @@ pub(crate) struct WorkerArgs {
     )]
     pub(crate) role: Vec<RoleArg>,
 
-    /// Folder of models: NAME/ or NAME/VERSION/
+    /// Models: a folder or s3://bucket/prefix, with NAME/ or NAME/VERSION/ in it
     #[arg(
         long,
         value_name = "DIR",
         default_value = "models",
         env = "TROMMEL_MODEL_REPOSITORY"
     )]
-    pub(crate) model_repository: PathBuf,
+    pub(crate) model_repository: String,
+
+    /// Where models of a bucket are copied to. Default: trommel/models in the user's cache folder
+    #[arg(long, value_name = "DIR", env = "TROMMEL_MODEL_CACHE")]
+    pub(crate) model_cache: Option<PathBuf>,
 
     /// How tensors go from preprocess to infer: through the broker, or in memory where one process
     /// holds both roles
@@ -220,7 +228,8 @@ pub(crate) struct BrokerArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SubmitArgs {
-    /// Images, as the workers see them: what `trommel classify` takes, but standard input
+    /// Images, as the workers see them: what `trommel classify` takes, but standard input; or
+    /// nats://SUBJECT, on which a store publishes notifications of new objects
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<String>,
 
@@ -234,7 +243,8 @@ pub(crate) struct SubmitArgs {
     )]
     pub(crate) model: Vec<String>,
 
-    /// Where rows go, as the workers see it: a folder, or s3://bucket/prefix/
+    /// Where rows go, as the workers see it: a folder, s3://bucket/prefix/, or
+    /// postgres://user@host/database?table=name
     #[arg(short, long, value_name = "DEST")]
     pub(crate) output: String,
 
@@ -253,6 +263,10 @@ pub(crate) struct SubmitArgs {
     /// Replace results of another job
     #[arg(long)]
     pub(crate) overwrite: bool,
+
+    /// Count the images, classify the first 512, store nothing, and tell how long all would take
+    #[arg(long, conflicts_with_all = ["wait", "fail_on_error"])]
+    pub(crate) dry_run: bool,
 
     /// Wait for the end, with a progress bar; the exit code tells it, as that of classify
     #[arg(long)]
@@ -278,7 +292,7 @@ pub(crate) struct SubmitArgs {
     pub(crate) quiet: bool,
 
     /// The job's end as JSON
-    #[arg(long, requires = "wait")]
+    #[arg(long)]
     pub(crate) json: bool,
 
     #[command(flatten)]
@@ -318,6 +332,14 @@ pub(crate) enum JobsCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Why a job does not move: which images are where, since when, what was last said of them
+    Why {
+        /// The job
+        id: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// End a job; what is committed stays
     Cancel {
         /// The job
@@ -350,6 +372,10 @@ pub(crate) struct TuningArgs {
     /// Threads inside each copy
     #[arg(long, value_name = "N")]
     pub(crate) intra_threads: Option<NonZeroUsize>,
+
+    /// Decode large JPEGs to a half, a quarter or an eighth of their size (see preprocess.mode)
+    #[arg(long)]
+    pub(crate) fast: bool,
 
     /// Images in a full batch
     #[arg(long, value_name = "N")]

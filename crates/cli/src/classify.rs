@@ -8,7 +8,8 @@ use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::{Engine, EngineOptions};
 use trommel_storage::{
-    Destination, Format, JobRecord, Opened, PartSink, Source, SourceOptions, open_source,
+    Existing, Format, JobRecord, Opened, Output, ResultSink, Reuse, Source, SourceOptions,
+    open_source,
 };
 use trommel_worker::{EmbeddedJob, Ended, Progress, WorkerError};
 
@@ -29,23 +30,38 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
         .context("failed to start the async runtime")?;
     // Before anything is opened, so that no signal finds a job without its handler.
     let stop = runtime.block_on(async { shutdown::on_signal() })?;
-    let destination = destination(&args).context(Usage)?;
+    let destination = destination(&args, &config).context(Usage)?;
     let options = args.source.options(&config);
     let source = open_source(&args.sources, &options).context(Usage)?;
     let dir = model_dir(args.model.as_deref()).context(Usage)?;
     let opened = model::open(&dir, &config, onnxruntime).context(Usage)?;
-    let record = record(&args, &config, source.as_ref(), &opened.model);
+    let record = record(&config, source.as_ref(), &opened.model);
 
+    let reuse = match (args.overwrite, args.skip_existing) {
+        (true, _) => Reuse::Overwrite,
+        (false, true) => Reuse::Extend,
+        (false, false) => Reuse::Resume,
+    };
     let sink = match &destination {
         None => None,
         Some(destination) => {
-            match PartSink::open(destination, record.clone(), args.overwrite).context(Usage)? {
-                Opened::Ready(sink) => Some(*sink),
+            match destination
+                .open_alone(record.clone(), reuse)
+                .context(Usage)?
+            {
+                Opened::Ready(sink) => Some(sink),
                 Opened::Complete(summary) => {
                     return Report::complete(*summary, destination).show(&args);
                 }
             }
         }
+    };
+    let (sink, existing) = match sink {
+        Some(mut sink) if args.skip_existing => {
+            let existing = sink.existing().context(Usage)?;
+            (Some(sink), Some(existing))
+        }
+        sink => (sink, None),
     };
     let engine_options = EngineOptions {
         instances: config.infer.instances(),
@@ -77,7 +93,7 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
     } else {
         None
     };
-    let ended = runtime.block_on(work(job, sink, &progress, counted, args.quiet, stop));
+    let ended = runtime.block_on(work(job, (sink, existing), &progress, counted, &args, stop));
     // A listing may still be blocked on standard input; it holds nothing that has to be kept.
     runtime.shutdown_background();
     report(ended, &args, destination.as_ref(), &run)
@@ -86,17 +102,17 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
 /// Runs the job with its bar, until `stop` fires. Returns the sink for the last word on the job.
 async fn work(
     job: EmbeddedJob,
-    sink: Option<PartSink>,
+    (sink, existing): (Option<Box<dyn ResultSink>>, Option<Existing>),
     progress: &Arc<Progress>,
     counted: Option<Arc<dyn Source>>,
-    quiet: bool,
+    args: &ClassifyArgs,
     stop: CancellationToken,
-) -> Result<(Ended, Option<PartSink>)> {
-    let _bar = Bar::show(progress, counted, quiet);
+) -> Result<(Ended, Option<Box<dyn ResultSink>>)> {
+    let _bar = Bar::show(progress, counted, args.quiet);
     let progress = Arc::clone(progress);
     Ok(match sink {
         Some(sink) => {
-            let (ended, sink) = job.into_parts(sink, progress, stop).await?;
+            let (ended, sink) = job.into_output(sink, existing, progress, stop).await?;
             (ended, Some(sink))
         }
         None => (job.into_stream(io::stdout(), progress, stop).await?, None),
@@ -104,9 +120,9 @@ async fn work(
 }
 
 fn report(
-    ended: Result<(Ended, Option<PartSink>)>,
+    ended: Result<(Ended, Option<Box<dyn ResultSink>>)>,
     args: &ClassifyArgs,
-    destination: Option<&Destination>,
+    destination: Option<&Output>,
     run: &Run,
 ) -> Result<Exit> {
     let (ended, sink) = match ended {
@@ -136,7 +152,7 @@ fn report(
     Report::of_run(finished, destination, run).show(args)
 }
 
-fn destination(args: &ClassifyArgs) -> Result<Option<Destination>> {
+fn destination(args: &ClassifyArgs, config: &Config) -> Result<Option<Output>> {
     let format = match args.format {
         PartFormat::Parquet => Format::Parquet,
         PartFormat::Jsonl => Format::Jsonl,
@@ -144,7 +160,7 @@ fn destination(args: &ClassifyArgs) -> Result<Option<Destination>> {
     };
     let named = args.output.as_deref().filter(|output| *output != "-");
     Ok(named
-        .map(|output| Destination::parse(output, format))
+        .map(|output| Output::parse(output, format, &config.s3, &config.postgres))
         .transpose()?)
 }
 
@@ -179,12 +195,7 @@ fn model_dir(named: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-fn record(
-    args: &ClassifyArgs,
-    config: &Config,
-    source: &dyn Source,
-    model: &trommel_infer::Model,
-) -> JobRecord {
+fn record(config: &Config, source: &dyn Source, model: &trommel_infer::Model) -> JobRecord {
     let micros = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
@@ -194,11 +205,9 @@ fn record(
         source: source.describe(),
         model: model.name().to_string(),
         model_version: model.version().to_string(),
-        options: format!("top-k={}", config.infer.top_k),
-        format: destination(args)
-            .ok()
-            .flatten()
-            .map_or(Format::Jsonl, |to| to.format()),
+        options: config.row_options(),
+        // The output puts its own here.
+        format: Format::Jsonl,
         columns: source.columns().to_vec(),
         logits: config.infer.logits,
         created_at: i64::try_from(micros).unwrap_or(i64::MAX),

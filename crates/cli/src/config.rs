@@ -14,7 +14,7 @@ pub(crate) type Config = WorkerConfig;
 const DEFAULT_FILE: &str = "trommel.toml";
 const ENV_PREFIX: &str = "TROMMEL_";
 /// Variables with our prefix that are flags' and no setting's.
-const ENV_FLAGS: [&str; 4] = ["config", "log", "model", "model_repository"];
+const ENV_FLAGS: [&str; 5] = ["config", "log", "model", "model_cache", "model_repository"];
 
 /// The effective configuration: defaults ← TOML file ← `TROMMEL_SECTION__OPTION` ← flags.
 ///
@@ -37,7 +37,7 @@ pub(crate) fn load(
             .replace('_', "-")
             .into()
     });
-    let config: Config = figment
+    let mut config: Config = figment
         .merge(env)
         .merge(Serialized::defaults(Flags::new(tuning, s3, broker)))
         .extract()
@@ -45,6 +45,12 @@ pub(crate) fn load(
             let problems: Vec<_> = errors.into_iter().map(|error| error.to_string()).collect();
             anyhow::anyhow!("{}", list("configuration", &problems))
         })?;
+    // As all clients of PostgreSQL take them.
+    config.postgres.user = config
+        .postgres
+        .user
+        .or_else(|| std::env::var("PGUSER").ok());
+    config.postgres.password = std::env::var("PGPASSWORD").ok();
     let problems = config.problems();
     if !problems.is_empty() {
         bail!("{}", list("configuration", &problems));
@@ -89,6 +95,7 @@ impl Flags {
         set(&mut flags.broker, "url", broker.nats.as_deref());
         set(&mut flags.s3, "endpoint", s3.s3_endpoint.as_deref());
         set(&mut flags.s3, "anonymous", s3.s3_anonymous.then_some(true));
+        set(&mut flags.preprocess, "mode", args.fast.then_some("fast"));
         set(&mut flags.preprocess, "threads", args.preprocess_threads);
         set(&mut flags.infer, "device", args.device.as_deref());
         set(&mut flags.infer, "instances", args.instances);

@@ -7,7 +7,7 @@ use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use tokio::runtime::Builder;
 use trommel_queue::Broker;
 use trommel_types::{JobOptions, JobRequest};
-use trommel_worker::{Client, JobState, JobStatus, WorkerError};
+use trommel_worker::{Client, JobReasons, JobState, JobStatus, WorkerError};
 
 use crate::args::{JobsCommand, PartFormat, SubmitArgs};
 use crate::config::Config;
@@ -22,8 +22,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// `trommel submit`.
 pub(crate) fn submit(args: SubmitArgs, config: &Config) -> Result<Exit> {
     let request = request(&args);
+    let problems = request.problems();
+    if !problems.is_empty() {
+        return Err(anyhow::anyhow!("{}", problems.join("; ")).context(Usage));
+    }
     with_client(config, async |client| {
         let reply = client.submit(&request).await.context(Usage)?;
+        if args.dry_run {
+            return dry_run(&client, &reply.id, &args).await;
+        }
         if !args.quiet {
             let before = if reply.submitted_before {
                 " (submitted before)"
@@ -55,6 +62,7 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
                 }
             }
             JobsCommand::Show { id, json } => show_one(&client.status(&id).await?, json)?,
+            JobsCommand::Why { id, json } => show_why(&client.why(&id).await?, json)?,
             JobsCommand::Watch { id, json } => {
                 let status = watch(&client, &id, false).await?;
                 show_one(&status, json)?;
@@ -122,6 +130,7 @@ fn request(args: &SubmitArgs) -> JobRequest {
             max_failure_rate: args.max_failure_rate,
             max_runtime_seconds: args.max_runtime.map(|limit| limit.as_secs()),
             overwrite: args.overwrite,
+            dry_run: args.dry_run,
         },
     }
 }
@@ -310,6 +319,113 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
     if let Some(eta) = job.eta_seconds {
         let eta = Duration::from_secs_f64(eta.min(1e9));
         writeln!(out, "ETA     {}", HumanDuration(eta))?;
+    }
+    Ok(())
+}
+
+/// Follows a dry run and tells what the whole job would take.
+async fn dry_run(client: &Client, id: &str, args: &SubmitArgs) -> Result<Exit> {
+    let mut waited: BTreeMap<String, u64> = BTreeMap::new();
+    let status = loop {
+        let status = client.status(id).await?;
+        for stage in &status.stages {
+            *waited.entry(stage.stage.clone()).or_default() += stage.waiting;
+        }
+        if status.state.is_final() {
+            break status;
+        }
+        tokio::time::sleep(LOOK_EVERY / 4).await;
+    };
+    if status.state != JobState::Complete {
+        return ended(&status, false);
+    }
+    let counted = status.counted.unwrap_or(trommel_worker::Counted {
+        images: status.listed,
+        is_all: true,
+    });
+    let rate = status
+        .models
+        .iter()
+        .map(|model| model.rate)
+        .fold(f64::INFINITY, f64::min);
+    let seconds = (rate > 0.0 && rate.is_finite()).then(|| counted.images as f64 / rate);
+    let bottleneck = waited
+        .iter()
+        .max_by_key(|(_, waiting)| **waiting)
+        .filter(|(_, waiting)| **waiting > 0)
+        .map(|(stage, _)| stage.clone());
+    if args.json {
+        print_json(&serde_json::json!({
+            "images": counted.images,
+            "all_counted": counted.is_all,
+            "sample": status.models,
+            "images_per_second": rate.is_finite().then_some(rate),
+            "eta_seconds": seconds,
+            "bottleneck": bottleneck,
+        }))?;
+        return Ok(Exit::Success);
+    }
+    let mut out = io::stdout().lock();
+    let more = if counted.is_all { "" } else { " or more" };
+    writeln!(out, "images      {}{more}", HumanCount(counted.images))?;
+    for model in &status.models {
+        writeln!(
+            out,
+            "sample      {}: {} ok, {} failed",
+            model.name,
+            HumanCount(model.ok),
+            HumanCount(model.failed)
+        )?;
+        show_failures(&mut out, &model.failures)?;
+    }
+    if let Some(seconds) = seconds {
+        let eta = HumanDuration(Duration::from_secs_f64(seconds.min(1e9)));
+        writeln!(
+            out,
+            "rate        {rate:.0}/s with the workers that are there"
+        )?;
+        writeln!(out, "time        {eta}{more}")?;
+    }
+    match bottleneck {
+        Some(stage) => writeln!(out, "bottleneck  {stage}: most images waited for it")?,
+        None => writeln!(
+            out,
+            "bottleneck  none seen: the sample is small, or no stage had to wait"
+        )?,
+    }
+    Ok(Exit::Success)
+}
+
+fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
+    if json {
+        return print_json(reasons);
+    }
+    let mut out = io::stdout().lock();
+    writeln!(out, "job {} is {}", reasons.id, reasons.state.as_str())?;
+    for finding in &reasons.findings {
+        writeln!(out, "  - {finding}")?;
+    }
+    for stage in &reasons.stages {
+        writeln!(
+            out,
+            "{:<10}  {} workers, {} waiting, {} in flight, {} of them not for the first time",
+            stage.stage,
+            stage.workers,
+            HumanCount(stage.waiting),
+            HumanCount(stage.in_flight),
+            HumanCount(stage.redelivered)
+        )?;
+        for image in &stage.oldest {
+            let since = HumanDuration(Duration::from_secs_f64(image.seconds));
+            writeln!(out, "            {} {} for {since}", image.index, image.uri)?;
+        }
+    }
+    for said in &reasons.said {
+        writeln!(
+            out,
+            "said by {} of {} (attempt {}): {}",
+            said.stage, said.uri, said.attempt, said.error
+        )?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use indicatif::HumanCount;
 use serde::Serialize;
 use trommel_infer::{Engine, EngineStats};
-use trommel_storage::{Destination, FailureSummary, Source, Summary};
+use trommel_storage::{FailureSummary, Output, Source, Summary};
 use trommel_worker::{Progress, Task};
 
 /// What is known of this run of a job while it lasts and after.
@@ -21,13 +21,13 @@ pub(crate) struct Run {
 
 impl Run {
     /// What a user who was interrupted wants to know.
-    pub(crate) fn committed_words(&self, destination: Option<&Destination>) -> String {
+    pub(crate) fn committed_words(&self, destination: Option<&Output>) -> String {
         match destination {
             None => format!("{} rows written", self.progress.committed()),
             Some(destination) => format!(
                 "{} rows are committed to {}; the same command goes on from there",
                 self.progress.resumed() + self.progress.committed(),
-                destination.path().display()
+                destination
             ),
         }
     }
@@ -100,16 +100,16 @@ struct Stage {
 
 impl Report {
     /// Of a job that an earlier run has finished.
-    pub(crate) fn complete(summary: Summary, destination: &Destination) -> Self {
+    pub(crate) fn complete(summary: Summary, destination: &Output) -> Self {
         Self {
             summary,
-            output: Some(shown(destination)),
+            output: Some(destination.to_string()),
             run: None,
         }
     }
 
     /// Of a job that this run has finished.
-    pub(crate) fn of_run(summary: Summary, destination: Option<&Destination>, run: &Run) -> Self {
+    pub(crate) fn of_run(summary: Summary, destination: Option<&Output>, run: &Run) -> Self {
         let wall = run.started.elapsed();
         let progress = &run.progress;
         let images = progress.ok() + progress.failed();
@@ -131,14 +131,10 @@ impl Report {
         };
         Self {
             summary,
-            output: destination.map(shown),
+            output: destination.map(ToString::to_string),
             run: Some(run_report),
         }
     }
-}
-
-fn shown(destination: &Destination) -> String {
-    destination.path().display().to_string()
 }
 
 fn stages(run: &Run, engine: &EngineStats, wall: Duration) -> Vec<Stage> {

@@ -79,7 +79,8 @@ use trommel_types::Message;
 pub use delivery::{Delivery, Disposition, Handle, KeepAlive};
 pub use error::{QueueError, QueueErrorKind};
 pub use jetstream::{
-    Broker, BrokerConfig, ConsumerSpec, JetStreamQueue, Kv, QueueSpec, StreamName, subject_token,
+    Broker, BrokerConfig, ConsumerSpec, ConsumerStats, Feed, Held, JetStreamQueue, Kv, QueueSpec,
+    StreamName, subject_token,
 };
 pub use memory::{MemoryQueue, MemoryQueueConfig};
 

@@ -40,10 +40,9 @@ impl NatsServer {
     pub fn start_with(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let arguments: Vec<_> = arguments.iter().map(|&argument| argument.into()).collect();
-        // The server itself chooses a port that is free.
-        let child = spawn(folder.path(), "-1", &arguments);
-        let port = wait_for_port(folder.path(), child.id());
-        let server = Self {
+        let port = free_port();
+        let child = spawn(folder.path(), port, &arguments);
+        let mut server = Self {
             child,
             port,
             arguments,
@@ -51,6 +50,32 @@ impl NatsServer {
         };
         server.wait_until_ready();
         server
+    }
+
+    /// Starts servers that replicate each other's streams.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    pub fn start_cluster(nodes: usize) -> Vec<Self> {
+        let routes: Vec<String> = (0..nodes)
+            .map(|_| format!("nats://127.0.0.1:{}", free_port()))
+            .collect();
+        let all = routes.join(",");
+        let node = |(number, own): (usize, &String)| {
+            let name = format!("node-{number}");
+            Self::start_with(&[
+                "-js",
+                "-n",
+                &name,
+                "--cluster_name",
+                "trommel-test",
+                "--cluster",
+                own,
+                "--routes",
+                &all,
+            ])
+        };
+        routes.iter().enumerate().map(node).collect()
     }
 
     /// Where it listens.
@@ -82,21 +107,22 @@ impl NatsServer {
 
     /// Starts it again after [`NatsServer::kill`], on the same port and store.
     pub fn start_again(&mut self) {
-        let port = self.port.to_string();
-        self.child = spawn(self.folder.path(), &port, &self.arguments);
+        self.child = spawn(self.folder.path(), self.port, &self.arguments);
         self.wait_until_ready();
     }
 
     /// Until it greets, and until it has read its streams if it has any.
-    fn wait_until_ready(&self) {
+    fn wait_until_ready(&mut self) {
         let end = Instant::now() + START;
-        while Instant::now() < end {
-            if greets(self.port) {
-                return;
-            }
+        while !greets(self.port) {
+            let ended = self.child.try_wait().unwrap().is_some();
+            assert!(
+                !ended && Instant::now() < end,
+                "nats-server does not start: {}",
+                std::fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
-        panic!("nats-server on port {} does not answer", self.port);
     }
 }
 
@@ -108,11 +134,9 @@ impl Drop for NatsServer {
     }
 }
 
-fn spawn(folder: &Path, port: &str, arguments: &[String]) -> Child {
+fn spawn(folder: &Path, port: u16, arguments: &[String]) -> Child {
     Command::new(program())
-        .args(["-a", "127.0.0.1", "-p", port])
-        .arg("--ports_file_dir")
-        .arg(folder)
+        .args(["-a", "127.0.0.1", "-p", &port.to_string()])
         .arg("--store_dir")
         .arg(folder)
         .arg("--log")
@@ -125,24 +149,10 @@ fn spawn(folder: &Path, port: &str, arguments: &[String]) -> Child {
         .expect("nats-server starts")
 }
 
-fn wait_for_port(folder: &Path, pid: u32) -> u16 {
-    let file = folder.join(format!("nats-server_{pid}.ports"));
-    let end = Instant::now() + START;
-    loop {
-        if let Ok(text) = std::fs::read_to_string(&file)
-            && let Ok(ports) = serde_json::from_str::<serde_json::Value>(&text)
-            && let Some(url) = ports["nats"][0].as_str()
-            && let Some(port) = url.rsplit(':').next().and_then(|port| port.parse().ok())
-        {
-            return port;
-        }
-        assert!(
-            Instant::now() < end,
-            "nats-server does not start: {}",
-            std::fs::read_to_string(folder.join("server.log")).unwrap_or_default()
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+/// A port that no server listens on, and that no connection going out is given while the server is
+/// down.
+fn free_port() -> u16 {
+    portpicker::pick_unused_port().expect("a port is free")
 }
 
 /// Whether a server on this port sends its first line.

@@ -27,7 +27,9 @@
 //! # }
 //! ```
 
+mod background;
 mod error;
+mod mirror;
 mod s3;
 mod sink;
 mod source;
@@ -36,10 +38,11 @@ pub mod testsuite;
 mod uri;
 
 pub use error::{StorageError, StorageErrorKind};
+pub use mirror::Mirror;
 pub use s3::S3Config;
 pub use sink::{
-    BucketDestination, BucketSink, Claim, Claims, Committed, Destination, FailureSummary, Format,
-    JobRecord, JsonLines, Opened, PartSink, PartSummary, ResultRow, Runs, SourceCheck, Summary,
-    read_rows,
+    BucketDestination, BucketSink, Claim, Claims, Committed, Destination, Existing, FailureSummary,
+    Format, JobRecord, JsonLines, Opened, Output, PartSink, PartSummary, PostgresConfig, ResultRow,
+    ResultSink, Reuse, Runs, SourceCheck, Summary, TableDestination, TableSink, read_rows,
 };
 pub use source::{Found, Source, SourceOptions, fetcher, open_source};

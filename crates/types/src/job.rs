@@ -66,7 +66,8 @@ pub struct JobRequest {
     #[serde(default)]
     pub id: String,
     /// What `trommel classify` takes: folders, `s3://bucket/prefix`, manifests and so on, as the
-    /// workers see them.
+    /// workers see them. Or `nats://SUBJECT` alone, on which a store publishes notifications of new
+    /// objects: such a job goes on until it is cancelled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
     /// Images that travel in the request, after those of `sources`.
@@ -130,6 +131,10 @@ pub struct JobOptions {
     pub max_runtime_seconds: Option<u64>,
     /// Whether results of another job at the output are replaced.
     pub overwrite: bool,
+    /// Whether the images are only counted and the first few hundred classified, and no row is
+    /// stored.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
 impl Message for JobRequest {
@@ -177,6 +182,12 @@ impl JobRequest {
             self.sources.iter().any(|source| source == "-"),
             "sources: - is standard input, which workers have none of; name a manifest",
         );
+        let is_feed = |source: &String| source.starts_with("nats://");
+        check(
+            self.sources.iter().any(is_feed)
+                && (self.sources.len() > 1 || !self.images.is_empty() || self.options.dry_run),
+            "sources: a subject of events stands alone, and cannot be tried without being followed",
+        );
         check(self.models.is_empty(), "models: name at least one");
         let mut names: Vec<_> = self.models.iter().collect();
         names.sort();
@@ -196,8 +207,26 @@ impl JobRequest {
                 .is_some_and(|rate| !(0.0..=1.0).contains(&rate)),
             "options.max_failure_rate: give a share from 0 to 1",
         );
+        check(
+            names_password(&self.output),
+            "output: its address holds a password, which all who look at jobs would see; leave it out and give it to the workers by PGPASSWORD",
+        );
         problems
     }
+}
+
+/// Whether an address of a database holds a password: `user:password@host`, or an option of this
+/// name.
+fn names_password(address: &str) -> bool {
+    let Some(("postgres" | "postgresql", rest)) = address.split_once("://") else {
+        return false;
+    };
+    let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+    user.contains(':')
+        || query
+            .split('&')
+            .any(|option| option.starts_with("password="))
 }
 
 /// Whether a name is one that a folder of a model repository may have.
@@ -247,6 +276,24 @@ mod tests {
         ] {
             let error = JobRequest::decode(wire).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_to_be_stored_with_a_job() {
+        for (output, is_refused) in [
+            ("postgres://me:word@host/db?table=t", true),
+            ("postgres://me:w/rd@host/db?table=t", true),
+            ("postgres://me@host/db?table=t&password=word", true),
+            ("postgres://me@host:5432/db?table=t", false),
+            ("s3://bucket/a:b@c/", false),
+            ("rows/a:b@c", false),
+        ] {
+            let request = JobRequest {
+                output: output.to_owned(),
+                ..request()
+            };
+            assert_eq!(!request.problems().is_empty(), is_refused, "{output}");
         }
     }
 

@@ -2,8 +2,9 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use trommel_preprocess::{Limits, Mode};
 use trommel_queue::BrokerConfig;
-use trommel_storage::S3Config;
+use trommel_storage::{PostgresConfig, S3Config};
 
 /// How the roles work. Every default suits one machine that classifies a folder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -13,6 +14,8 @@ pub struct WorkerConfig {
     pub broker: BrokerConfig,
     /// How S3 is reached.
     pub s3: S3Config,
+    /// Who writes to PostgreSQL.
+    pub postgres: PostgresConfig,
     /// Listing.
     pub ingest: IngestConfig,
     /// Fetching, decoding and resizing.
@@ -50,8 +53,14 @@ impl Default for IngestConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PreprocessConfig {
+    /// How much tensors may differ from the reference's: `exact`, or `fast`, which decodes large
+    /// JPEGs to a half, a quarter or an eighth of their size. All workers of a job should have the
+    /// same. Default: `exact`.
+    pub mode: Mode,
     /// Threads that decode and resize. Default: one a core.
     pub threads: Option<NonZeroUsize>,
+    /// Whether each of them stays on one core. Default: no.
+    pub pin_threads: bool,
     /// Images held at once, being fetched or decoded. Bounds memory: about one decoded image for
     /// each thread and one encoded image for each of the rest. Default: 4 for each thread.
     pub max_in_flight: Option<NonZeroUsize>,
@@ -66,7 +75,9 @@ pub struct PreprocessConfig {
 impl Default for PreprocessConfig {
     fn default() -> Self {
         Self {
+            mode: Mode::Exact,
             threads: None,
+            pin_threads: false,
             max_in_flight: None,
             max_bytes: 256 << 20,
             max_pixels: 178_956_970,
@@ -120,6 +131,21 @@ impl PreprocessConfig {
     /// Threads that decode and resize, with the default applied.
     pub fn threads(&self) -> usize {
         self.threads.map_or_else(cores, Into::into)
+    }
+
+    /// Images held at once, with the default applied.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.max_in_flight
+            .map_or_else(|| 4 * self.threads(), Into::into)
+    }
+
+    /// What one image may cost.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            max_bytes: self.max_bytes,
+            max_pixels: self.max_pixels,
+            max_side: self.max_side,
+        }
     }
 }
 
@@ -217,6 +243,15 @@ impl Default for ShutdownConfig {
 }
 
 impl WorkerConfig {
+    /// What in the configuration changes rows, as the record of a job has it.
+    pub fn row_options(&self) -> String {
+        let mut options = format!("top-k={}", self.infer.top_k);
+        if self.preprocess.mode == Mode::Fast {
+            options.push_str(", preprocess.mode=fast");
+        }
+        options
+    }
+
     /// Names every setting that cannot work, with its remedy; empty when all can.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.broker.problems();

@@ -1,3 +1,4 @@
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,21 +21,36 @@ pub(crate) struct CpuPool<S> {
 }
 
 impl<S: Send + 'static> CpuPool<S> {
-    /// Starts `threads` threads; `state` is called once for each, and again after a panic.
+    /// Starts `threads` threads, each `pinned` to a core of its own as far as there are enough;
+    /// `state` is called once for each, and again after a panic.
     pub(crate) fn start(
         name: &str,
         threads: usize,
+        pinned: bool,
         state: impl Fn() -> S + Send + Clone + 'static,
     ) -> Result<Self, WorkerError> {
         let capacity = 2 * threads;
         let (sender, receiver) = sync_channel(capacity);
         let receiver = Arc::new(Mutex::new(receiver));
+        let mut cores = if pinned { cores()? } else { Vec::new() }
+            .into_iter()
+            .cycle();
         for number in 0..threads {
-            let (receiver, state) = (Arc::clone(&receiver), state.clone());
+            let (receiver, state, core) = (Arc::clone(&receiver), state.clone(), cores.next());
+            let (started, start) = sync_channel(1);
+            let work = move || {
+                let is_placed = core.is_none_or(core_affinity::set_for_current);
+                if started.send(is_placed).is_ok() {
+                    work_until_closed(&receiver, state);
+                }
+            };
             thread::Builder::new()
                 .name(format!("{name}-{number}"))
-                .spawn(move || work_until_closed(&receiver, state))
+                .spawn(work)
                 .map_err(WorkerError::Thread)?;
+            if start.recv() != Ok(true) {
+                return Err(not_pinned());
+            }
         }
         Ok(Self {
             sender,
@@ -69,6 +85,18 @@ impl<S: Send + 'static> CpuPool<S> {
     }
 }
 
+/// The cores that this process may use.
+fn cores() -> Result<Vec<core_affinity::CoreId>, WorkerError> {
+    core_affinity::get_core_ids()
+        .filter(|cores| !cores.is_empty())
+        .ok_or_else(not_pinned)
+}
+
+fn not_pinned() -> WorkerError {
+    let message = "the system keeps no thread on a core; unset preprocess.pin-threads";
+    WorkerError::Thread(io::Error::new(io::ErrorKind::Unsupported, message))
+}
+
 fn work_until_closed<S>(receiver: &Mutex<Receiver<Work<S>>>, fresh: impl Fn() -> S) {
     let mut state = fresh();
     while let Some(work) = next(receiver) {
@@ -99,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_thread_keeps_its_state_and_all_work_is_answered() {
-        let pool = CpuPool::start("test", 2, || 0_u64).unwrap();
+        let pool = CpuPool::start("test", 2, true, || 0_u64).unwrap();
         let sums = futures::future::join_all((0..100_u64).map(|n| {
             pool.run(move |count| {
                 *count += 1;
@@ -113,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_error_for_its_caller_alone() {
-        let pool = CpuPool::start("test", 2, || ()).unwrap();
+        let pool = CpuPool::start("test", 2, false, || ()).unwrap();
         for _ in 0..3 {
             let error = pool.run(|()| panic!("on purpose")).await.unwrap_err();
             assert!(matches!(error, WorkerError::Panicked { .. }), "{error}");

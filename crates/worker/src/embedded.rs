@@ -9,16 +9,16 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Engine;
-use trommel_preprocess::{Limits, Plan};
+use trommel_preprocess::Plan;
 use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
-use trommel_storage::{JobRecord, PartSink, Source, SourceCheck};
+use trommel_storage::{Existing, JobRecord, ResultSink, Source};
 use trommel_types::{Classification, ImageRef, Lane, Message, PreparedImage};
 
-use crate::cpu_pool::CpuPool;
 use crate::hop::QueueHop;
+use crate::ingest::Choice;
 use crate::intake::Intake;
 use crate::job::{JobPlan, Jobs, ModelId, OneJob, PlannedModel};
-use crate::rows::{Rows, StreamRows};
+use crate::rows::{CommittedRows, Rows, StreamRows};
 use crate::settle::Settler;
 use crate::{Progress, WorkerConfig, WorkerError, infer, ingest, preprocess, sink};
 
@@ -51,7 +51,7 @@ pub enum Ended {
 }
 
 impl EmbeddedJob {
-    /// Classifies into parts. Returns the sink for the last word on the job.
+    /// Classifies into an output. Returns the sink for the last word on the job.
     ///
     /// When `stop` fires, the roles are drained in order: what is in hand is finished and
     /// committed, within `shutdown.drain-timeout`.
@@ -59,21 +59,33 @@ impl EmbeddedJob {
     /// # Errors
     /// What stops the whole job. What was in hand is committed then too, where the sink still
     /// works.
-    pub async fn into_parts(
+    ///
+    /// With `existing`, images that have a row already are passed over, whatever their index.
+    pub async fn into_output(
         self,
-        sink: PartSink,
+        sink: Box<dyn ResultSink>,
+        existing: Option<Existing>,
         progress: Arc<Progress>,
         stop: CancellationToken,
-    ) -> Result<(Ended, PartSink), WorkerError> {
-        progress.count_resumed(Rows::committed(&sink));
-        let check = sink.source_check();
-        self.run(sink, check, progress, stop).await
+    ) -> Result<(Ended, Box<dyn ResultSink>), WorkerError> {
+        progress.count_resumed(sink.committed().len());
+        let choice = match existing {
+            Some(existing) => {
+                // Their rows stay, so they are part of the total.
+                progress.count_listed_before(sink.committed().len());
+                Choice::Extend(existing)
+            }
+            None => Choice::Resume(Box::new(sink.source_check())),
+        };
+        let rows = CommittedRows(sink);
+        let (ended, rows) = self.run(rows, choice, progress, stop).await?;
+        Ok((ended, rows.0))
     }
 
     /// Classifies onto a stream: JSON Lines, in the order the answers come.
     ///
     /// # Errors
-    /// As [`EmbeddedJob::into_parts`]; a closed stream is one.
+    /// As [`EmbeddedJob::into_output`]; a closed stream is one.
     pub async fn into_stream<W: Write + Send + 'static>(
         mut self,
         out: W,
@@ -84,7 +96,7 @@ impl EmbeddedJob {
         self.config.sink.part_interval = STREAM_INTERVAL;
         let rows = StreamRows::new(out, self.record.clone());
         Ok(self
-            .run(rows, SourceCheck::default(), progress, stop)
+            .run(rows, Choice::Resume(Box::default()), progress, stop)
             .await?
             .0)
     }
@@ -92,13 +104,13 @@ impl EmbeddedJob {
     async fn run<R: Rows>(
         self,
         rows: R,
-        check: SourceCheck,
+        choice: Choice,
         progress: Arc<Progress>,
         stop: CancellationToken,
     ) -> Result<(Ended, R), WorkerError> {
         let queues = Queues::new(&self.config);
         let tokens = Tokens::default();
-        let roles = self.start(rows, check, &queues, &tokens, &progress)?;
+        let roles = self.start(rows, choice, &queues, &tokens, &progress)?;
         let drain_timeout = self.config.shutdown.drain_timeout;
 
         tokio::select! {
@@ -125,7 +137,7 @@ impl EmbeddedJob {
     fn start<R: Rows>(
         &self,
         rows: R,
-        check: SourceCheck,
+        choice: Choice,
         queues: &Queues,
         tokens: &Tokens,
         progress: &Arc<Progress>,
@@ -139,6 +151,7 @@ impl EmbeddedJob {
             results: Arc::clone(&queues.results),
             retry: config.retry.clone(),
             progress: Arc::clone(progress),
+            said: None,
         };
 
         let ingest = Arc::new(ingest::Context {
@@ -147,14 +160,9 @@ impl EmbeddedJob {
             output: Arc::clone(&queues.tasks),
             window: 1,
             place: ingest::Place::default(),
+            mark: ingest::uri_of,
             progress: Arc::clone(progress),
         });
-        let threads = config.preprocess.threads();
-        let limits = Limits {
-            max_bytes: config.preprocess.max_bytes,
-            max_pixels: config.preprocess.max_pixels,
-            max_side: config.preprocess.max_side,
-        };
         let planned = PlannedModel {
             id: model,
             plan: Arc::clone(&self.plan),
@@ -164,17 +172,10 @@ impl EmbeddedJob {
         };
         let jobs: Arc<dyn Jobs> = Arc::new(OneJob(job));
         let preprocess = Arc::new(preprocess::Context {
-            intake: Intake::new(
-                Arc::clone(&queues.tasks),
-                config
-                    .preprocess
-                    .max_in_flight
-                    .map_or(4 * threads, Into::into),
-            ),
+            intake: Intake::new(Arc::clone(&queues.tasks), config.preprocess.in_flight()),
             jobs: Arc::clone(&jobs),
             source: Arc::clone(&self.source),
-            limits,
-            cpu_pool: CpuPool::start("prepare", threads, || None)?,
+            pool: preprocess::PreparePool::start(&config.preprocess)?,
             output: Arc::new(QueueHop(Arc::clone(&queues.tensors))),
             settler: settler.clone(),
             progress: Arc::clone(progress),
@@ -196,7 +197,7 @@ impl EmbeddedJob {
             ingest: tokens.spawn(ingest::run(
                 ingest,
                 self.source.list(),
-                check,
+                choice,
                 tokens.ingest.clone(),
             )),
             preprocess: tokens.spawn(preprocess::run(preprocess, tokens.preprocess.clone())),

@@ -6,7 +6,7 @@ use futures::stream::{BoxStream, FuturesOrdered};
 use futures::{FutureExt, StreamExt};
 use tokio_util::sync::CancellationToken;
 use trommel_queue::Queue;
-use trommel_storage::{Found, SourceCheck, StorageError};
+use trommel_storage::{Existing, Found, SourceCheck, StorageError};
 use trommel_types::{ImageRef, Lane};
 
 use crate::{Progress, WorkerError};
@@ -19,6 +19,8 @@ pub(crate) struct Context {
     /// Publishes that may be under way at once, at least 1.
     pub(crate) window: usize,
     pub(crate) place: Place,
+    /// What the place is noted as, once the task of an image is stored.
+    pub(crate) mark: fn(&Found) -> String,
     pub(crate) progress: Arc<Progress>,
 }
 
@@ -46,21 +48,58 @@ impl Place {
     }
 }
 
+/// The mark of images in a listing that repeats itself.
+pub(crate) fn uri_of(found: &Found) -> String {
+    found.uri.clone()
+}
+
+/// Which images of a listing still need a row, and of which index.
+pub(crate) enum Choice {
+    /// All that are not committed, by their places in the listing.
+    Resume(Box<SourceCheck>),
+    /// Those that have no row yet, whatever its index.
+    Extend(Existing),
+}
+
+impl Choice {
+    /// Whether the image at this place of the listing counts as one of the job's, and the index of
+    /// the row to make.
+    fn choose(&mut self, place: u64, found: &Found) -> Result<(bool, Option<u64>), StorageError> {
+        Ok(match self {
+            Self::Resume(check) => {
+                let committed = check.observe(place, &found.uri)?;
+                (true, Some(place).filter(|_| !committed))
+            }
+            Self::Extend(existing) => {
+                let index = existing.index_for(found);
+                (index.is_some(), index)
+            }
+        })
+    }
+
+    fn finish(self, listed: u64) -> Result<(), StorageError> {
+        match self {
+            Self::Resume(check) => check.finish(listed),
+            Self::Extend(_) => Ok(()),
+        }
+    }
+}
+
 /// Publishes a task for every image of `listing`, which begins at the context's place, that is not
 /// committed yet, in order, then stores the total. Stops early, with no total, when `shutdown`
 /// fires.
 ///
-/// `check` holds what earlier runs have committed.
+/// `choice` holds what earlier runs have committed.
 ///
 /// # Errors
 /// When the source cannot be listed, or does not list what it listed before.
 pub(crate) async fn run(
     ctx: Arc<Context>,
     mut listing: BoxStream<'static, Result<Found, StorageError>>,
-    mut check: SourceCheck,
+    mut choice: Choice,
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
-    let (mut index, _) = ctx.place.get();
+    let (mut place, _) = ctx.place.get();
     let mut publishing = FuturesOrdered::new();
     loop {
         let next = async {
@@ -78,10 +117,12 @@ pub(crate) async fn run(
             Some(Step::Stored(stored)) => ctx.place.pass(stored.transpose()?.unwrap_or_default()),
             Some(Step::Listed(Some(found))) => {
                 let found = found?;
-                let committed = check.observe(index, &found.uri)?;
-                ctx.progress.count_listed();
-                publishing.push_back(publish(&ctx, index, found, committed).boxed());
-                index += 1;
+                let (counts, index) = choice.choose(place, &found)?;
+                if counts {
+                    ctx.progress.count_listed();
+                }
+                publishing.push_back(publish(&ctx, index, found).boxed());
+                place += 1;
             }
             Some(Step::Listed(None)) => break,
         }
@@ -92,7 +133,7 @@ pub(crate) async fn run(
     } {
         ctx.place.pass(stored);
     }
-    check.finish(index)?;
+    choice.finish(place)?;
     ctx.progress.listing_ended();
     Ok(())
 }
@@ -102,17 +143,12 @@ enum Step {
     Listed(Option<Result<Found, StorageError>>),
 }
 
-/// Publishes the task of an image unless its row is committed; gives its uri.
-async fn publish(
-    ctx: &Context,
-    index: u64,
-    found: Found,
-    committed: bool,
-) -> Result<String, WorkerError> {
-    let uri = found.uri.clone();
-    if committed {
-        return Ok(uri);
-    }
+/// Publishes the task of an image if it is to have a row; gives its mark.
+async fn publish(ctx: &Context, index: Option<u64>, found: Found) -> Result<String, WorkerError> {
+    let mark = (ctx.mark)(&found);
+    let Some(index) = index else {
+        return Ok(mark);
+    };
     let image = ImageRef {
         job: Arc::clone(&ctx.job),
         index,
@@ -125,5 +161,5 @@ async fn publish(
     };
     let id = format!("{}/{index}", ctx.job);
     ctx.output.publish(&id, image).await?; // waits while the queue is full
-    Ok(uri)
+    Ok(mark)
 }

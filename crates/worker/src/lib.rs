@@ -37,8 +37,9 @@ pub use config::{
     WorkerConfig,
 };
 pub use distributed::{
-    Client, HopKind, Job, JobId, JobModel, JobState, JobStatus, Listing, ModelReply, ModelStatus,
-    Registry, Role, StageStatus, SubmitReply, Submitted, Worker, WorkerOptions,
+    Client, Counted, HopKind, Job, JobId, JobModel, JobReasons, JobState, JobStatus, Listing,
+    ModelReply, ModelStatus, OldImage, Registry, Role, Said, StageReasons, StageStatus,
+    SubmitReply, Submitted, Worker, WorkerOptions,
 };
 pub use embedded::{EmbeddedJob, Ended};
 pub use error::WorkerError;

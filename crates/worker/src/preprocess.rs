@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use trommel_preprocess::{Limits, Prepared, Preparer};
+use trommel_preprocess::{Limits, Mode, Prepared, Preparer};
 use trommel_queue::{Delivery, Disposition};
 use trommel_storage::Source;
 use trommel_types::{ImageRef, PreparedImage};
@@ -18,15 +19,60 @@ use crate::intake::Intake;
 use crate::job::{JobPlan, Jobs, PlannedModel};
 use crate::progress::Task;
 use crate::settle::{Settler, expired};
-use crate::{Progress, WorkerError};
+use crate::{PreprocessConfig, Progress, WorkerError};
+
+/// Threads that decode and resize.
+pub(crate) struct PreparePool {
+    threads: CpuPool<Option<Preparer>>,
+    limits: Limits,
+    mode: Mode,
+}
+
+impl PreparePool {
+    /// # Errors
+    /// When the system starts no threads, or does not keep them on their cores.
+    pub(crate) fn start(config: &PreprocessConfig) -> Result<Self, WorkerError> {
+        let (threads, pinned) = (config.threads(), config.pin_threads);
+        Ok(Self {
+            threads: CpuPool::start("prepare", threads, pinned, || None)?,
+            limits: config.limits(),
+            mode: config.mode,
+        })
+    }
+
+    /// Decodes once and resizes for each model.
+    async fn prepare(
+        &self,
+        bytes: Bytes,
+        models: Arc<[PlannedModel]>,
+        progress: Arc<Progress>,
+    ) -> Result<Vec<Prepared>, TaskError> {
+        let (limits, mode) = (self.limits, self.mode);
+        let work = move |preparer: &mut Option<Preparer>| {
+            let Some(first) = models.first() else {
+                return Ok(Vec::new());
+            };
+            let preparer = preparer.get_or_insert_with(|| {
+                Preparer::new(Arc::clone(&first.plan), limits).with_mode(mode)
+            });
+            progress.timed(Task::Decode, || {
+                preparer.decode_for(&bytes, models.iter().map(|model| &*model.plan))
+            })?;
+            progress.timed(Task::Resize, || {
+                let each = models.iter().map(|model| preparer.resize_by(&model.plan));
+                Ok(each.collect::<Result<_, _>>()?)
+            })
+        };
+        self.threads.run(work).await?
+    }
+}
 
 /// What the preprocess role works with.
 pub(crate) struct Context {
     pub(crate) intake: Intake<ImageRef>,
     pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) limits: Limits,
-    pub(crate) cpu_pool: CpuPool<Option<Preparer>>,
+    pub(crate) pool: PreparePool,
     pub(crate) output: Arc<dyn TensorHop>,
     pub(crate) settler: Settler,
     pub(crate) progress: Arc<Progress>,
@@ -91,17 +137,13 @@ async fn prepare_one(
     ctx.settler.check_attempt(delivery.attempt())?;
     let image = delivery.message();
     let start = Instant::now();
-    let bytes = ctx.source.fetch(image, ctx.limits.max_bytes).await?;
+    let bytes = ctx.source.fetch(image, ctx.pool.limits.max_bytes).await?;
     ctx.progress.add_time(Task::Fetch, start.elapsed());
     let length = bytes.len() as u64;
     ctx.progress.count_bytes(length);
 
-    let (limits, models) = (ctx.limits, Arc::clone(&job.models));
-    let progress = Arc::clone(&ctx.progress);
-    let prepared = ctx
-        .cpu_pool
-        .run(move |preparer| prepare(preparer, limits, &bytes, &models, &progress))
-        .await??;
+    let (models, progress) = (Arc::clone(&job.models), Arc::clone(&ctx.progress));
+    let prepared = ctx.pool.prepare(bytes, models, progress).await?;
 
     for (prepared, model) in prepared.into_iter().zip(&*job.models) {
         let tensor = PreparedImage {
@@ -117,23 +159,4 @@ async fn prepare_one(
         ctx.output.hand_on(tensor, &model.id).await?;
     }
     Ok(())
-}
-
-/// Decodes once and resizes for each model.
-fn prepare(
-    preparer: &mut Option<Preparer>,
-    limits: Limits,
-    bytes: &[u8],
-    models: &[PlannedModel],
-    progress: &Progress,
-) -> Result<Vec<Prepared>, TaskError> {
-    let Some(first) = models.first() else {
-        return Ok(Vec::new());
-    };
-    let preparer = preparer.get_or_insert_with(|| Preparer::new(Arc::clone(&first.plan), limits));
-    progress.timed(Task::Decode, || preparer.decode(bytes))?;
-    progress.timed(Task::Resize, || {
-        let each = models.iter().map(|model| preparer.resize_by(&model.plan));
-        Ok(each.collect::<Result<_, _>>()?)
-    })
 }

@@ -124,6 +124,11 @@ impl Progress {
         self.listed.fetch_add(1, Relaxed);
     }
 
+    /// Counts images of an earlier listing in.
+    pub(crate) fn count_listed_before(&self, images: u64) {
+        self.listed.fetch_add(images, Relaxed);
+    }
+
     /// Takes over how far another process has listed the job.
     pub(crate) fn set_listed(&self, images: u64, ended: bool) {
         self.listed.store(images, Relaxed);

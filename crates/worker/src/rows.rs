@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use trommel_storage::{BucketSink, JobRecord, JsonLines, PartSink, StorageError, Summary};
+use trommel_storage::{JobRecord, JsonLines, ResultSink, StorageError, Summary};
 use trommel_types::Classification;
 
 use crate::WorkerError;
@@ -21,50 +21,37 @@ pub(crate) trait JobRows: Rows {
     /// What is committed so far.
     fn summary(&self) -> Summary;
 
+    /// Rows a second over the whole job, where that is what it was run for.
+    fn rate(&self) -> Option<f64> {
+        None
+    }
+
     /// Ends a job whose rows are all committed.
     fn finish(self: Box<Self>) -> Result<Summary, WorkerError>;
 }
 
-impl JobRows for PartSink {
-    fn summary(&self) -> Summary {
-        PartSink::summary(self)
-    }
+/// Rows that are committed to an output.
+pub(crate) struct CommittedRows(pub(crate) Box<dyn ResultSink>);
 
-    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
-        Ok(PartSink::finish(*self)?)
-    }
-}
-
-impl Rows for BucketSink {
-    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
-        let rows = rows.into_iter().map(Arc::unwrap_or_clone).collect();
-        Ok(BucketSink::commit(self, rows)?.rows)
-    }
-
-    fn committed(&self) -> u64 {
-        BucketSink::committed(self).len()
-    }
-}
-
-impl JobRows for BucketSink {
-    fn summary(&self) -> Summary {
-        BucketSink::summary(self)
-    }
-
-    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
-        Ok(BucketSink::finish(*self)?)
-    }
-}
-
-impl Rows for PartSink {
+impl Rows for CommittedRows {
     fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
         // Nobody else holds the messages any more, so this moves them as a rule.
         let rows = rows.into_iter().map(Arc::unwrap_or_clone).collect();
-        Ok(PartSink::commit(self, rows)?.rows)
+        Ok(self.0.commit(rows)?.rows)
     }
 
     fn committed(&self) -> u64 {
-        PartSink::committed(self).len()
+        self.0.committed().len()
+    }
+}
+
+impl JobRows for CommittedRows {
+    fn summary(&self) -> Summary {
+        self.0.summary()
+    }
+
+    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
+        Ok(self.0.finish()?)
     }
 }
 

@@ -1,10 +1,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tokio::sync::mpsc;
 use trommel_queue::{Delivery, Disposition, Queue, QueueError, QueueErrorKind};
 use trommel_types::{Classification, Failure, ImageRef, Message, Outcome, PreparedImage};
 
 use crate::disposition::{TaskError, disposition};
+use crate::distributed::Said;
 use crate::job::ModelId;
 use crate::{Progress, RetryPolicy, WorkerError};
 
@@ -14,9 +16,25 @@ pub(crate) struct Settler {
     pub(crate) results: Arc<dyn Queue<Classification>>,
     pub(crate) retry: RetryPolicy,
     pub(crate) progress: Arc<Progress>,
+    /// Where others learn why images are put off.
+    pub(crate) said: Option<mpsc::Sender<Said>>,
 }
 
 impl Settler {
+    fn say<T: Subject>(&self, message: &T, attempt: u32, error: &TaskError) {
+        let Some(said) = &self.said else { return };
+        let image = message.image();
+        // Where much is said, the latest word is not missed.
+        drop(said.try_send(Said {
+            stage: T::STAGE.to_owned(),
+            job: image.job.to_string(),
+            uri: image.uri.clone(),
+            attempt,
+            error: error.to_string(),
+            at: now(),
+        }));
+    }
+
     /// Refuses a delivery that came back more often than the policy allows, before any work: it
     /// may be what kills its worker.
     pub(crate) fn check_attempt(&self, attempt: u32) -> Result<(), TaskError> {
@@ -55,6 +73,7 @@ impl Settler {
         match (&disposition, &outcome) {
             (Disposition::Retry { after }, Err(error)) => {
                 self.progress.count_retried();
+                self.say(&**delivery.message(), attempt, error);
                 tracing::warn!(uri = delivery.message().image().uri, attempt, ?after, %error, "will be tried again");
             }
             (Disposition::DeadLetter { .. }, Err(error)) => {
@@ -98,6 +117,9 @@ pub(crate) fn message_id(image: &ImageRef, model: &str) -> String {
 
 /// A message that is about one image.
 pub(crate) trait Subject: Message {
+    /// The stage that works on such messages.
+    const STAGE: &'static str;
+
     fn image(&self) -> &ImageRef;
 
     /// The row of an image that has no label.
@@ -105,6 +127,8 @@ pub(crate) trait Subject: Message {
 }
 
 impl Subject for ImageRef {
+    const STAGE: &'static str = "preprocess";
+
     fn image(&self) -> &ImageRef {
         self
     }
@@ -124,6 +148,8 @@ impl Subject for ImageRef {
 }
 
 impl Subject for PreparedImage {
+    const STAGE: &'static str = "infer";
+
     fn image(&self) -> &ImageRef {
         &self.image
     }

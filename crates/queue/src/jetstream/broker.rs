@@ -102,6 +102,8 @@ pub struct ConsumerStats {
     pub in_flight: u64,
     /// Of those in flight, the ones that were delivered more than once.
     pub redelivered: u64,
+    /// Sequence up to which all messages are settled.
+    pub settled_up_to: u64,
 }
 
 impl Broker {
@@ -216,6 +218,7 @@ impl Broker {
             waiting: info.num_pending,
             in_flight: info.num_ack_pending as u64,
             redelivered: info.num_redelivered as u64,
+            settled_up_to: info.ack_floor.stream_sequence,
         }))
     }
 

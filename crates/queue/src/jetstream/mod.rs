@@ -2,6 +2,7 @@
 
 mod backoff;
 mod broker;
+mod browse;
 mod config;
 mod connect;
 mod consumer;
@@ -16,6 +17,7 @@ mod subject;
 mod version;
 
 pub use broker::{Broker, ConsumerStats, Event, StreamStats, Subscription};
+pub use browse::{Feed, Held};
 pub use config::BrokerConfig;
 pub use kv::{Change, Entry, Kv, Watch};
 pub use queue::{ConsumerSpec, JetStreamQueue, OnMalformed, QueueSpec, SubjectOf};

@@ -78,16 +78,10 @@ impl Destination {
                 "the output has no name; use a file such as results.parquet or a folder",
             ));
         }
-        if let Some(scheme) = remote_scheme(text) {
-            return Err(invalid(match scheme {
-                "s3" => {
-                    "rows go there through workers (trommel submit); name a local file or folder"
-                }
-                "postgres" | "postgresql" => {
-                    "rows cannot go to PostgreSQL yet; name a local file or folder"
-                }
-                _ => "is no place that rows can go to; name a local file or folder",
-            }));
+        if remote_scheme(text).is_some() {
+            return Err(invalid(
+                "is no place that rows can go to; name a local file or folder, s3://bucket/prefix/ or postgres://host/database?table=name",
+            ));
         }
         if let Some((folder, name)) = text.rsplit_once("?format=")
             && folder.ends_with('/')
@@ -235,9 +229,7 @@ mod tests {
         for (wrong, hint) in [
             ("", "results.parquet"),
             ("rows.xlsx", ".parquet, .jsonl (.ndjson) or .csv"),
-            ("s3://bucket/x/", "trommel submit"),
-            ("postgres://host/db", "PostgreSQL yet"),
-            ("gs://bucket/x", "local file or folder"),
+            ("gs://bucket/x", "s3://bucket/prefix/"),
             ("out/?format=xml", "parquet, jsonl or csv"),
         ] {
             let error = Destination::parse(wrong, Format::Parquet).unwrap_err();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::sink::files::{Hidden, create_if_absent, remove, sync_dir};
 use crate::sink::folder::{SUCCESS, SUMMARY, output_exists};
 use crate::sink::merge::Parts;
-use crate::sink::output::Owner;
+use crate::sink::owner::Owner;
 use crate::sink::part::FailureSummary;
 use crate::sink::part_sink::PartSink;
 use crate::sink::{Destination, JobRecord};

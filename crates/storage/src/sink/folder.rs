@@ -9,7 +9,7 @@ use trommel_types::Column;
 
 use crate::sink::files::{create_if_absent, is_leftover, remove, sync_dir};
 use crate::sink::finish::replace;
-use crate::sink::output::Owner;
+use crate::sink::owner::Owner;
 use crate::sink::row::JobRecord;
 use crate::sink::{Destination, Format, part};
 use crate::{StorageError, StorageErrorKind};

@@ -1,9 +1,9 @@
 use roaring::RoaringTreemap;
 use trommel_types::Classification;
 
+use crate::sink::Committed;
 use crate::sink::finish::{PartSummary, Summary};
 use crate::sink::part::PartRecord;
-use crate::sink::part_sink::Committed;
 use crate::sink::row::JobRecord;
 use crate::{StorageError, StorageErrorKind};
 
@@ -15,6 +15,8 @@ pub(super) struct Ledger {
     pub(super) record: PartRecord,
     pub(super) parts: Vec<PartSummary>,
     pub(super) next_number: u64,
+    /// Whether indices may be missing: images were added to what is left of an earlier listing.
+    pub(super) may_have_gaps: bool,
 }
 
 impl Ledger {
@@ -80,9 +82,10 @@ impl Ledger {
     /// [`Incomplete`](StorageErrorKind::Incomplete) when an index is missing before the last one.
     pub(super) fn refuse_gaps(&self, place: impl std::fmt::Display) -> Result<(), StorageError> {
         let committed = &self.committed;
-        if committed
-            .max()
-            .is_none_or(|last| committed.len().checked_sub(1) == Some(last))
+        if self.may_have_gaps
+            || committed
+                .max()
+                .is_none_or(|last| committed.len().checked_sub(1) == Some(last))
         {
             return Ok(());
         }

@@ -114,7 +114,7 @@ impl PartRecord {
         self.failures.values().map(|failure| failure.count).sum()
     }
 
-    fn count_failure(&mut self, kind: &str, count: u64, uri: &str, error: &str) {
+    pub(super) fn count_failure(&mut self, kind: &str, count: u64, uri: &str, error: &str) {
         match self.failures.get_mut(kind) {
             Some(failure) => failure.count += count,
             None => {

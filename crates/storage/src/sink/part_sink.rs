@@ -6,13 +6,14 @@ use trommel_types::Classification;
 
 use crate::StorageError;
 use crate::sink::files::probe;
-use crate::sink::finish::{self, Summary};
+use crate::sink::finish;
 use crate::sink::folder::{self, SUCCESS, StoredJob, Taken};
 use crate::sink::ledger::Ledger;
-use crate::sink::output::Owner;
+use crate::sink::owner::Owner;
 use crate::sink::part::{self, PartRecord};
+use crate::sink::read_back::for_each_image;
 use crate::sink::row::JobRecord;
-use crate::sink::{Destination, Runs, SourceCheck};
+use crate::sink::{Committed, Destination, Existing, Opened, Reuse, Runs, SourceCheck};
 
 /// Commits the rows of one job in parts, each index once.
 ///
@@ -23,25 +24,6 @@ pub struct PartSink {
     pub(super) ledger: Ledger,
     is_resumed: bool,
     _lock: Option<File>,
-}
-
-/// What is at a destination.
-pub enum Opened<S = PartSink> {
-    /// A job to work on: a new one, or one that was interrupted.
-    Ready(Box<S>),
-    /// The same job, finished.
-    Complete(Box<Summary>),
-}
-
-/// What a commit did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Committed {
-    /// File name of the new part; `None` when there was nothing to write.
-    pub part: Option<String>,
-    /// Rows in it.
-    pub rows: u64,
-    /// Rows that were committed before, or stood twice in the batch.
-    pub duplicates_dropped: u64,
 }
 
 impl PartSink {
@@ -61,7 +43,19 @@ impl PartSink {
         job: JobRecord,
         overwrite: bool,
     ) -> Result<Opened, StorageError> {
-        Self::open_with(destination, job, overwrite, folder::lock)
+        let reuse = Reuse::or_overwrite(overwrite);
+        Self::open_with(destination, job, reuse, folder::lock)
+    }
+
+    /// As [`PartSink::open`], but a finished job is opened again to add rows to it.
+    ///
+    /// # Errors
+    /// As [`PartSink::open`], and for a finished single file.
+    pub fn open_to_extend(
+        destination: &Destination,
+        job: JobRecord,
+    ) -> Result<Opened, StorageError> {
+        Self::open_with(destination, job, Reuse::Extend, folder::lock)
     }
 
     /// As [`PartSink::open`], for a caller that holds a lease on the job: no lock is taken, so that
@@ -74,15 +68,17 @@ impl PartSink {
         job: JobRecord,
         overwrite: bool,
     ) -> Result<Opened, StorageError> {
-        Self::open_with(destination, job, overwrite, |_| Ok(None))
+        let reuse = Reuse::or_overwrite(overwrite);
+        Self::open_with(destination, job, reuse, |_| Ok(None))
     }
 
     fn open_with(
         destination: &Destination,
         job: JobRecord,
-        overwrite: bool,
+        reuse: Reuse,
         lock: impl FnOnce(&Path) -> Result<Option<File>, StorageError>,
     ) -> Result<Opened, StorageError> {
+        let overwrite = reuse == Reuse::Overwrite;
         folder::refuse_foreign(destination, overwrite)?;
         let dir = &destination.parts;
         folder::create(dir)?;
@@ -101,7 +97,15 @@ impl PartSink {
         };
         if dir.join(SUCCESS).exists() {
             if let Some(summary) = finish::complete(destination, &stored.job)? {
-                return Ok(Opened::Complete(Box::new(summary)));
+                if reuse != Reuse::Extend {
+                    return Ok(Opened::Complete(Box::new(summary)));
+                }
+                if let Some(file) = &destination.file {
+                    return Err(folder::output_exists(
+                        file,
+                        "is finished, and rows can be added to a folder of parts only",
+                    ));
+                }
             }
             // Results were taken away: what is missing is made again.
             folder::reopen(dir)?;
@@ -151,6 +155,22 @@ impl PartSink {
     /// Compares a listing with what is committed now.
     pub fn source_check(&self) -> SourceCheck {
         SourceCheck::new(self.committed_runs())
+    }
+
+    /// The images that are committed now; see [`ResultSink::existing`](crate::ResultSink::existing).
+    ///
+    /// # Errors
+    /// When a part cannot be read.
+    pub fn existing(&mut self) -> Result<Existing, StorageError> {
+        let mut existing = Existing::new(self.ledger.committed.clone());
+        for part in &self.ledger.parts {
+            let path = self.destination.parts.join(&part.name);
+            for_each_image(&path, self.destination.format, |uri, etag| {
+                existing.add(uri, etag);
+            })?;
+        }
+        self.ledger.may_have_gaps = true;
+        Ok(existing)
     }
 
     /// Makes rows durable as one part, sorted by index. Rows whose index is committed already, or

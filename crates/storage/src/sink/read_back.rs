@@ -28,6 +28,8 @@ pub struct ResultRow {
     pub index: u64,
     /// Where the image was.
     pub uri: String,
+    /// The store's version of the object.
+    pub etag: Option<String>,
     /// `ok` or `failed`.
     pub status: String,
     /// Why there is no label.
@@ -62,7 +64,7 @@ pub fn read_rows(path: &Path) -> Result<Rows, StorageError> {
                 ),
             )
         })?;
-        return read_file(path, format);
+        return read_file(path, format, Wanted::All);
     }
     let counted = counted_parts(path)?;
     let mut parts: Vec<(u64, PathBuf, Format)> = Vec::new();
@@ -93,7 +95,8 @@ pub fn read_rows(path: &Path) -> Result<Rows, StorageError> {
     }
     parts.sort_by_key(|part| part.0);
     Ok(Box::new(parts.into_iter().flat_map(|(_, path, format)| {
-        read_file(&path, format).unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
+        read_file(&path, format, Wanted::All)
+            .unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
     })))
 }
 
@@ -112,8 +115,39 @@ fn counted_parts(folder: &Path) -> Result<Option<HashSet<String>>, StorageError>
     ))
 }
 
+/// Which columns are read, where the format allows a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// All but logits, which outweigh everything else and no reader of rows asks for.
+    All,
+    /// Those that tell an image.
+    Identity,
+}
+
+impl Wanted {
+    fn column(self, name: &str) -> bool {
+        match self {
+            Self::All => name != LOGITS,
+            Self::Identity => ["index", "uri", "etag", "status"].contains(&name),
+        }
+    }
+}
+
+/// Hands uri and etag of each row of a part to `each`.
+pub(super) fn for_each_image(
+    path: &Path,
+    format: Format,
+    mut each: impl FnMut(&str, Option<&str>),
+) -> Result<(), StorageError> {
+    for row in read_file(path, format, Wanted::Identity)? {
+        let row = row?;
+        each(&row.uri, row.etag.as_deref());
+    }
+    Ok(())
+}
+
 /// Reads the rows of one file.
-fn read_file(path: &Path, format: Format) -> Result<Rows, StorageError> {
+fn read_file(path: &Path, format: Format, wanted: Wanted) -> Result<Rows, StorageError> {
     let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
     let path = path.to_owned();
     match format {
@@ -140,10 +174,9 @@ fn read_file(path: &Path, format: Format) -> Result<Rows, StorageError> {
         Format::Parquet => {
             let failed = |error| no_result(&path, error);
             let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(failed)?;
-            // Logits outweigh everything else, and no reader of rows asks for them.
             let roots = builder.parquet_schema().root_schema().get_fields();
             let wanted: Vec<usize> = (0..roots.len())
-                .filter(|root| roots[*root].name() != LOGITS)
+                .filter(|root| wanted.column(roots[*root].name()))
                 .collect();
             let mask = ProjectionMask::roots(builder.parquet_schema(), wanted);
             let reader = builder
@@ -198,6 +231,7 @@ fn row(mut fields: Map<String, Value>) -> Option<ResultRow> {
     Some(ResultRow {
         index: fields.get("index")?.as_u64()?,
         uri: text(&fields, "uri")?,
+        etag: text(&fields, "etag"),
         status: text(&fields, "status")?,
         error_kind: text(&fields, "error_kind"),
         error: text(&fields, "error"),

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -17,7 +18,8 @@ struct Run {
     start: u64,
     /// Last index.
     end: u64,
-    /// XXH3 (64 bits) of each uri's length (8 bytes, little endian) and bytes. Hexadecimal in
+    /// XXH3 (64 bits) of each uri's length (8 bytes, little endian) and bytes, U+FFFD in the place
+    /// of NUL. Hexadecimal in
     /// JSON, whose numbers lose such values in many readers.
     #[serde(serialize_with = "to_hex", deserialize_with = "from_hex")]
     hash: u64,
@@ -98,6 +100,11 @@ struct UriHash(Xxh3);
 
 impl UriHash {
     fn add(&mut self, uri: &str) {
+        // PostgreSQL holds no NUL, and a listing must compare with what is read from there.
+        let uri: Cow<'_, str> = match uri.contains('\0') {
+            true => uri.replace('\0', "\u{FFFD}").into(),
+            false => uri.into(),
+        };
         // The length keeps ["ab", "c"] and ["a", "bc"] apart.
         self.0.update(&(uri.len() as u64).to_le_bytes());
         self.0.update(uri.as_bytes());
@@ -185,7 +192,9 @@ impl SourceCheck {
 fn changed(what: String) -> StorageError {
     StorageError::new(
         StorageErrorKind::SourceChanged,
-        format!("the source {what}; choose another --output, or start over with --overwrite"),
+        format!(
+            "the source {what}; choose another --output, add rows for the new images with --skip-existing, or start over with --overwrite"
+        ),
     )
 }
 

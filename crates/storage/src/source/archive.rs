@@ -1,14 +1,12 @@
 //! Tar archives and WebDataset shards, whose members are read by byte range.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::path::{Path, PathBuf};
 
 use tar::EntryType;
 use trommel_types::{Column, ColumnKind, Content, Scalar};
 
-use crate::source::file::etag;
 use crate::source::listing::{Listing, Stop, Visitor};
+use crate::source::stored::Stored;
 use crate::source::{Found, SourceOptions};
 use crate::{StorageError, uri};
 
@@ -26,19 +24,19 @@ const SIBLING_LIMIT: u64 = 1 << 20;
 /// Names that are not UTF-8 appear percent-encoded. Links and sparse members have no bytes of their
 /// own: such an image is listed and fails as empty.
 pub(super) struct Archive {
-    path: PathBuf,
+    stored: Stored,
     columns: Vec<Column>,
 }
 
 impl Archive {
     /// # Errors
     /// When the file cannot be read, is compressed, is no tar archive, or holds no image.
-    pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
-        refuse_compressed(path)?;
+    pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
+        refuse_compressed(stored)?;
         let mut found = [false; SIBLINGS.len()];
         let mut images = 0;
         let mut looked_at = 0;
-        let ended = for_each_member(path, &mut |member| {
+        let ended = for_each_member(stored, &mut |member| {
             if let Some(sibling) = member.sibling() {
                 found[sibling] = true;
             }
@@ -55,8 +53,7 @@ impl Archive {
         }
         if images == 0 {
             return Err(StorageError::invalid_source(format!(
-                "source {} holds no images by their suffixes; name others with --suffixes",
-                path.display()
+                "source {stored} holds no images by their suffixes; name others with --suffixes"
             )));
         }
         let present = SIBLINGS.iter().zip(found).filter(|(_, found)| *found);
@@ -67,7 +64,7 @@ impl Archive {
             })
             .collect();
         Ok(Self {
-            path: path.to_owned(),
+            stored: stored.clone(),
             columns,
         })
     }
@@ -80,13 +77,13 @@ impl Listing for Archive {
 
     fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop> {
         let container = Container {
-            uri: uri::of_path(&self.path),
-            etag: self.path.metadata().ok().and_then(|file| etag(&file)),
+            uri: self.stored.uri(),
+            etag: self.stored.version(),
             columns: &self.columns,
         };
         let mut sample = Sample::default();
         let mut warned = false;
-        for_each_member(&self.path, &mut |mut member| {
+        for_each_member(&self.stored, &mut |mut member| {
             if member.key() != sample.key {
                 let next = Sample {
                     key: member.key().to_owned(),
@@ -192,14 +189,13 @@ impl Member {
 
 /// Walks over the headers of an archive; only the content of siblings is read.
 fn for_each_member(
-    path: &Path,
+    stored: &Stored,
     each: &mut dyn FnMut(Member) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     let invalid = |error: io::Error| {
-        let path = path.display();
-        StorageError::invalid_source(format!("source {path} cannot be read as tar: {error}"))
+        StorageError::invalid_source(format!("source {stored} cannot be read as tar: {error}"))
     };
-    let file = File::open(path).map_err(|error| StorageError::source(path, error))?;
+    let file = stored.open()?;
     // `entries_with_seek` leaps over content; the buffer serves the headers.
     let mut archive = tar::Archive::new(BufReader::with_capacity(1 << 12, file));
     for entry in archive.entries_with_seek().map_err(invalid)? {
@@ -230,11 +226,13 @@ fn for_each_member(
 }
 
 /// Refuses archives whose members have no byte ranges, whatever they are called.
-fn refuse_compressed(path: &Path) -> Result<(), StorageError> {
+fn refuse_compressed(stored: &Stored) -> Result<(), StorageError> {
     let mut begin = [0; 6];
-    let file = File::open(path).map_err(|error| StorageError::source(path, error))?;
-    let read = file.take(begin.len() as u64).read(&mut begin);
-    let length = read.map_err(|error| StorageError::source(path, error))?;
+    let read = stored.open()?.take(begin.len() as u64).read(&mut begin);
+    let length = read.map_err(|error| match stored {
+        Stored::File(path) => StorageError::source(path, error),
+        Stored::Object(_) => StorageError::read(stored, error),
+    })?;
     let magic: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gzip -dk"),
         (b"\x28\xb5\x2f\xfd", "zstd -dk"),
@@ -247,8 +245,7 @@ fn refuse_compressed(path: &Path) -> Result<(), StorageError> {
     {
         None => Ok(()),
         Some((_, command)) => Err(StorageError::invalid_source(format!(
-            "source {path} is compressed, so its members cannot be read by byte range; decompress it first ({command} {path})",
-            path = path.display()
+            "source {stored} is compressed, so its members cannot be read by byte range; decompress it first ({command} {stored})"
         ))),
     }
 }

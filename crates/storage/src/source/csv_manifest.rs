@@ -1,5 +1,3 @@
-use std::path::Path;
-
 use csv::ByteRecord;
 use trommel_types::{Column, ColumnKind, Scalar};
 
@@ -7,6 +5,7 @@ use crate::StorageError;
 use crate::source::SourceOptions;
 use crate::source::listing::{Listing, Stop, Visitor, probe};
 use crate::source::manifest::{Entries, Manifest, PROBED};
+use crate::source::stored::Stored;
 
 /// CSV with a header. Other columns pass through as text: no type is guessed, so that `007` stays.
 pub(super) struct CsvManifest {
@@ -19,8 +18,8 @@ impl CsvManifest {
     /// # Errors
     /// When the file cannot be read, has no column with uris, or one of its first records is
     /// malformed.
-    pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
-        let manifest = Manifest::new(path, Entries::Bytes);
+    pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
+        let manifest = Manifest::new(stored, Entries::Bytes);
         let mut reader = csv::Reader::from_reader(manifest.open()?);
         let header = reader
             .headers()

@@ -23,9 +23,10 @@ pub(super) struct Fetcher {
 
 impl Fetcher {
     pub(super) fn new(s3: &S3Config) -> Self {
+        let s3 = S3::new(s3);
         Self {
-            cells: Arc::default(),
-            s3: S3::new(s3),
+            cells: Arc::new(CellReader::new(&s3)),
+            s3,
         }
     }
 

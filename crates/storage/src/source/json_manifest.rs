@@ -1,6 +1,3 @@
-use std::fs::File;
-use std::path::Path;
-
 use trommel_types::{Column, Scalar};
 
 use crate::StorageError;
@@ -9,6 +6,7 @@ use crate::source::json_fields::{FieldTypes, Fields, scalar, text};
 use crate::source::lines::Lines;
 use crate::source::listing::{Listing, Stop, Visitor, probe};
 use crate::source::manifest::{Entries, Manifest, PROBED};
+use crate::source::stored::{Reader, Stored};
 
 /// One JSON object a line. Other fields pass through, each with the one type that holds all its
 /// values; lists and objects as the JSON text they are.
@@ -23,8 +21,8 @@ impl JsonManifest {
     ///
     /// # Errors
     /// When the file cannot be read, a line is no JSON object, or no field holds the uris.
-    pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
-        let manifest = Manifest::new(path, Entries::Lines);
+    pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
+        let manifest = Manifest::new(stored, Entries::Lines);
         let mut types = FieldTypes::default();
         for_each_object(&manifest, &mut |_, fields| {
             types.observe(fields);
@@ -100,7 +98,7 @@ fn for_each_object<E: From<StorageError>>(
     manifest: &Manifest,
     each: &mut dyn FnMut(u64, &Fields<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut lines: Lines<File> = Lines::new(manifest.open()?);
+    let mut lines: Lines<Reader> = Lines::new(manifest.open()?);
     loop {
         let line = match lines.next() {
             Ok(Some(line)) => line.to_vec(),

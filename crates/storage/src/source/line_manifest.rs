@@ -1,5 +1,4 @@
 use std::io::{self, Read};
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use crate::StorageError;
@@ -7,6 +6,7 @@ use crate::source::SourceOptions;
 use crate::source::lines::Lines;
 use crate::source::listing::{Listing, Stop, Visitor, probe};
 use crate::source::manifest::{Entries, Manifest, PROBED};
+use crate::source::stored::Stored;
 
 /// One uri a line; empty lines are passed over.
 pub(super) struct LineManifest {
@@ -20,9 +20,9 @@ type Reader = Box<dyn Read + Send>;
 impl LineManifest {
     /// # Errors
     /// When the file cannot be read, or one of its first lines names nothing that can be.
-    pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
+    pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
         let manifest = Self {
-            manifest: Manifest::new(path, Entries::Lines),
+            manifest: Manifest::new(stored, Entries::Lines),
             once: None,
         };
         probe(&manifest, options, PROBED)?;

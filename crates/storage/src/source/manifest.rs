@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +12,7 @@ use crate::StorageError;
 use crate::s3::Location;
 use crate::source::file::{image_at, image_of};
 use crate::source::listing::{Stop, Visitor};
+use crate::source::stored::{Reader, Stored};
 use crate::source::{Found, SourceOptions};
 use crate::uri::{remote_scheme, to_path};
 
@@ -21,7 +21,7 @@ pub(super) const PROBED: u64 = 1000;
 
 /// A file that names images, or standard input.
 pub(super) struct Manifest {
-    path: PathBuf,
+    stored: Stored,
     name: String,
     entries: Entries,
 }
@@ -38,10 +38,10 @@ pub(super) enum Entries {
 }
 
 impl Manifest {
-    pub(super) fn new(path: &Path, entries: Entries) -> Self {
+    pub(super) fn new(stored: &Stored, entries: Entries) -> Self {
         Self {
-            path: path.to_owned(),
-            name: path.display().to_string(),
+            stored: stored.clone(),
+            name: stored.to_string(),
             entries,
         }
     }
@@ -49,18 +49,19 @@ impl Manifest {
     /// Its paths are relative to the current folder.
     pub(super) fn standard_input() -> Self {
         Self {
-            path: PathBuf::new(),
+            stored: Path::new("").into(),
             name: "standard input".to_owned(),
             entries: Entries::Lines,
         }
     }
 
-    pub(super) fn open(&self) -> Result<File, StorageError> {
-        File::open(&self.path).map_err(|error| StorageError::source(&self.path, error))
+    pub(super) fn open(&self) -> Result<Reader, StorageError> {
+        self.stored.open()
     }
 
     /// Hands on the image that entry `number` names. A relative path begins at the
-    /// manifest's folder; one that is not UTF-8 is taken as it stands.
+    /// manifest's folder, or at the folder of its key; one that is not UTF-8 is taken as it
+    /// stands.
     pub(super) fn take(
         &self,
         number: u64,
@@ -74,7 +75,14 @@ impl Manifest {
                 columns,
                 ..image_of(uri.to_owned(), None)
             },
-            _ => image_at(&self.path_of(number, uri)?, columns),
+            Ok(name) => match self.beside(name) {
+                Some(uri) => Found {
+                    columns,
+                    ..image_of(uri, None)
+                },
+                None => image_at(&self.path_of(number, uri)?, columns),
+            },
+            Err(_) => image_at(&self.path_of(number, uri)?, columns),
         };
         let by_name = options.suffixes.is_none()
             || Path::new(&found.uri)
@@ -85,6 +93,13 @@ impl Manifest {
         } else {
             visitor.skipped()
         }
+    }
+
+    /// The uri of a relative name in a list that lies in S3.
+    fn beside(&self, name: &str) -> Option<String> {
+        let is_relative = !name.is_empty() && !name.starts_with('/') && !name.contains("://");
+        let place = is_relative.then(|| self.stored.beside(name))?;
+        place.map(|place| place.uri())
     }
 
     fn path_of(&self, number: u64, uri: &[u8]) -> Result<PathBuf, StorageError> {
@@ -98,8 +113,11 @@ impl Manifest {
             },
             Err(_) => PathBuf::from(OsStr::from_bytes(uri)),
         };
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        Ok(folder.join(path))
+        match &self.stored {
+            Stored::File(list) => Ok(list.parent().unwrap_or(Path::new("")).join(path)),
+            // What is not relative to the list is a path of this machine.
+            Stored::Object(_) => Ok(path),
+        }
     }
 
     /// What is wrong with an entry.
@@ -118,7 +136,8 @@ impl Manifest {
     /// The line of the first text behind a byte.
     fn line_behind(&self, byte: u64) -> io::Result<u64> {
         let mut line = 1;
-        for (position, read) in (0..).zip(BufReader::new(File::open(&self.path)?).bytes()) {
+        let input = BufReader::new(self.open().map_err(io::Error::other)?);
+        for (position, read) in (0..).zip(input.bytes()) {
             match read? {
                 b'\n' => line += 1,
                 b'\r' => {}

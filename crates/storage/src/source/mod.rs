@@ -5,6 +5,7 @@ mod csv_manifest;
 mod fetch;
 mod file;
 mod folder;
+mod inventory;
 mod json_fields;
 mod json_manifest;
 mod line_manifest;
@@ -18,6 +19,7 @@ mod parquet_file;
 mod parquet_value;
 mod pattern;
 mod s3_prefix;
+mod stored;
 mod union;
 
 use std::fs::Metadata;
@@ -33,6 +35,7 @@ use self::archive::Archive;
 use self::csv_manifest::CsvManifest;
 use self::file::SingleFile;
 use self::folder::Folder;
+use self::inventory::Inventory;
 use self::json_manifest::JsonManifest;
 use self::line_manifest::LineManifest;
 use self::listing::Listing;
@@ -43,7 +46,9 @@ use self::options::is_image_suffix;
 use self::parquet_file::ParquetFile;
 use self::pattern::Pattern;
 use self::s3_prefix::S3Prefix;
+use self::stored::Stored;
 use crate::StorageError;
+use crate::s3::{Location, S3};
 use crate::uri::{remote_scheme, to_path};
 
 /// An image in a listing: an [`ImageRef`] before it has a job and an index.
@@ -99,8 +104,9 @@ pub trait Source: Send + Sync {
 /// first appearance; an image of a source without one of them has null there.
 ///
 /// A source is a file, a folder, a pattern such as `photos/**/*.jpg`, a manifest (`.txt`, `.csv`,
-/// `.jsonl`, `.parquet`), a `.tar` archive, `s3://bucket/prefix`, or `-` for a list of paths on
-/// standard input. Blocking:
+/// `.jsonl`, `.parquet`), a `.tar` archive, `s3://bucket/prefix`, any of these lists and archives
+/// in S3, the `manifest.json` of an S3 Inventory, or `-` for a list of paths on standard input.
+/// Blocking:
 /// folders are looked through for a first image, manifests read from their beginning, JSON Lines
 /// once in whole.
 ///
@@ -149,7 +155,7 @@ fn open(spec: &str, options: &SourceOptions) -> Result<Box<dyn Listing>, Storage
         ));
     }
     if remote_scheme(spec) == Some("s3") {
-        return Ok(Box::new(S3Prefix::open(spec, options)?));
+        return open_s3(spec, options);
     }
     if let Some(scheme) = remote_scheme(spec) {
         let reason = not_read(spec, scheme);
@@ -195,19 +201,64 @@ fn open_file(
     if !metadata.is_file() {
         return refused("it is a pipe, socket or device; pipe a list of paths to `-` instead");
     }
-    let compressed = ["gz", "bz2", "xz", "zst", "tgz", "tbz2", "txz", "tzst"].contains(&suffix);
-    match suffix {
-        "txt" => Ok(Box::new(LineManifest::open(path, options)?)),
-        "csv" => Ok(Box::new(CsvManifest::open(path, options)?)),
-        "jsonl" | "ndjson" => Ok(Box::new(JsonManifest::open(path, options)?)),
-        "parquet" => Ok(Box::new(ParquetFile::open(path, options)?)),
-        "tar" => Ok(Box::new(Archive::open(path, options)?)),
-        _ if compressed => refused(
-            "it is compressed, so what is in it cannot be read by byte range; decompress it first",
-        ),
-        _ if NOT_READ.contains(&suffix) => refused(
-            "no source of this kind is read; turn it into a .txt, .csv, .jsonl, .parquet or .tar",
-        ),
-        _ => Ok(Box::new(SingleFile::new(path))),
+    let list = open_list(&path.into(), suffix, options)?;
+    Ok(list.unwrap_or_else(|| Box::new(SingleFile::new(path))))
+}
+
+/// Opens what a uri in S3 names: the list or archive of this key, or all objects whose keys begin
+/// like this.
+fn open_s3(spec: &str, options: &SourceOptions) -> Result<Box<dyn Listing>, StorageError> {
+    let suffix = spec.rsplit_once('.').map_or("", |(_, suffix)| suffix);
+    let suffix = suffix.to_ascii_lowercase();
+    if let Some(place) = Location::parse(spec).filter(|_| is_list_suffix(&suffix)) {
+        let s3 = S3::new(&options.s3);
+        let is_inventory = Inventory::is_manifest(&place.key);
+        if let Some(stored) = Stored::object(&s3, place)? {
+            if is_inventory {
+                return Ok(Box::new(Inventory::open(&s3, &stored)?));
+            }
+            if let Some(list) = open_list(&stored, &suffix, options)? {
+                return Ok(list);
+            }
+        }
     }
+    Ok(Box::new(S3Prefix::open(spec, options)?))
+}
+
+const COMPRESSED: [&str; 8] = ["gz", "bz2", "xz", "zst", "tgz", "tbz2", "txz", "tzst"];
+const LISTS: [&str; 6] = ["txt", "csv", "jsonl", "ndjson", "parquet", "tar"];
+
+fn is_list_suffix(suffix: &str) -> bool {
+    LISTS.contains(&suffix) || COMPRESSED.contains(&suffix) || NOT_READ.contains(&suffix)
+}
+
+/// Opens a list or an archive; `None` if its suffix is that of neither.
+fn open_list(
+    stored: &Stored,
+    suffix: &str,
+    options: &SourceOptions,
+) -> Result<Option<Box<dyn Listing>>, StorageError> {
+    let refused = |reason: &str| {
+        Err(StorageError::invalid_source(format!(
+            "source {stored}: {reason}"
+        )))
+    };
+    Ok(Some(match suffix {
+        "txt" => Box::new(LineManifest::open(stored, options)?),
+        "csv" => Box::new(CsvManifest::open(stored, options)?),
+        "jsonl" | "ndjson" => Box::new(JsonManifest::open(stored, options)?),
+        "parquet" => Box::new(ParquetFile::open(stored, options)?),
+        "tar" => Box::new(Archive::open(stored, options)?),
+        _ if COMPRESSED.contains(&suffix) => {
+            return refused(
+                "it is compressed, so what is in it cannot be read by byte range; decompress it first",
+            );
+        }
+        _ if NOT_READ.contains(&suffix) => {
+            return refused(
+                "no source of this kind is read; turn it into a .txt, .csv, .jsonl, .parquet or .tar",
+            );
+        }
+        _ => return Ok(None),
+    }))
 }

@@ -71,6 +71,11 @@ impl SourceOptions {
         }
     }
 
+    /// Whether an object is taken by its key and size.
+    pub fn takes(&self, key: &str, size: Option<u64>) -> bool {
+        self.takes_suffix(OsStr::new(key)) && self.takes_size(size)
+    }
+
     /// Whether an image is taken by its size. One whose size is unknown is.
     pub(super) fn takes_size(&self, size: Option<u64>) -> bool {
         let Some(size) = size else { return true };

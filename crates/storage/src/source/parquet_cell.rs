@@ -1,9 +1,7 @@
 //! Single cells of Parquet files.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use arrow_array::cast::AsArray;
@@ -16,9 +14,10 @@ use parquet::arrow::arrow_reader::{
 };
 use parquet::file::metadata::ParquetMetaData;
 
-use crate::source::file::etag;
+use crate::s3::S3;
 use crate::source::parquet_value::bytes;
-use crate::{StorageError, StorageErrorKind, uri};
+use crate::source::stored::Stored;
+use crate::{StorageError, StorageErrorKind};
 
 /// Bytes of cells decoded together, as far as the file's own averages tell.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -35,12 +34,19 @@ const OPEN_FILES: usize = 4;
 
 /// Reads single cells. Near-sequential reads decode each row once. Memory is that of some batches
 /// of rows for each of the few files read last, about 40 MB a file, whatever its size.
-#[derive(Default)]
 pub(super) struct CellReader {
+    s3: S3,
     columns: Mutex<HashMap<(String, String), OpenColumn>>,
 }
 
 impl CellReader {
+    pub(super) fn new(s3: &S3) -> Self {
+        Self {
+            s3: s3.clone(),
+            columns: Mutex::default(),
+        }
+    }
+
     /// The bytes of a cell, at most `limit`, for the image called `image`. Blocking.
     pub(super) fn read(
         &self,
@@ -57,14 +63,13 @@ impl CellReader {
         }
         // Taken out, so that nothing stays of a reader that has failed.
         let known = columns.remove(&key);
-        let path = uri::to_path(file);
         let failed = |reason: String| {
             let message = format!("failed to read {image}: {reason}");
             StorageError::new(StorageErrorKind::NotAFile, message)
         };
         let mut open = match known {
             Some(open) if open.reaches(row) => open,
-            known => OpenColumn::open(known, image, &path, column, row)?,
+            known => OpenColumn::open(known, image, &Stored::at(&self.s3, file)?, column, row)?,
         };
         let cell = open.cell(row).map_err(failed)?;
         let cell = match cell {
@@ -95,20 +100,22 @@ impl OpenColumn {
     fn open(
         former: Option<Self>,
         image: &str,
-        path: &Path,
+        stored: &Stored,
         column: &str,
         row: u64,
     ) -> Result<Self, StorageError> {
-        let unreadable = |error| StorageError::read(image, error);
         let damaged = |error| {
             let message = format!("failed to read {image}: {error}");
             StorageError::new(StorageErrorKind::NotAFile, message)
         };
-        let file = File::open(path).map_err(unreadable)?;
-        let version = etag(&file.metadata().map_err(unreadable)?);
+        if let Stored::File(path) = stored {
+            path.metadata()
+                .map_err(|error| StorageError::read(image, error))?;
+        }
+        let version = stored.version();
         let metadata = match former {
             Some(former) if former.version == version => former.metadata,
-            _ => ArrowReaderMetadata::load(&file, Default::default()).map_err(damaged)?,
+            _ => ArrowReaderMetadata::load(stored, Default::default()).map_err(damaged)?,
         };
         let parquet = metadata.metadata();
         let schema = parquet.file_metadata().schema_descr();
@@ -128,13 +135,14 @@ impl OpenColumn {
         ]);
         let mask = ProjectionMask::leaves(schema, [leaf]);
         let groups = (group..parquet.num_row_groups()).collect();
-        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone())
-            .with_row_groups(groups)
-            .with_projection(mask)
-            .with_row_selection(selection)
-            .with_batch_size(rows as usize)
-            .build()
-            .map_err(damaged)?;
+        let reader =
+            ParquetRecordBatchReaderBuilder::new_with_metadata(stored.clone(), metadata.clone())
+                .with_row_groups(groups)
+                .with_projection(mask)
+                .with_row_selection(selection)
+                .with_batch_size(rows as usize)
+                .build()
+                .map_err(damaged)?;
         Ok(Self {
             metadata,
             version,

@@ -1,25 +1,22 @@
 //! Parquet files: manifests with a column of uris, and tables that hold the images themselves.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use trommel_types::{Column, Content, Scalar};
 
-use crate::source::file::etag;
+use crate::StorageError;
 use crate::source::listing::{Listing, Stop, Visitor, probe};
 use crate::source::manifest::{Entries, Manifest, PROBED, repeated};
 use crate::source::parquet_value::{is_binary, kind, scalar};
+use crate::source::stored::Stored;
 use crate::source::{Found, SourceOptions};
-use crate::{StorageError, uri};
 
 /// A Parquet file as a source. All columns but that of the images or uris pass through, except
 /// binary ones, which no row can show.
 pub(super) struct ParquetFile {
-    path: PathBuf,
+    stored: Stored,
     manifest: Manifest,
     images: Images,
     columns: Vec<Column>,
@@ -39,9 +36,9 @@ enum Images {
 impl ParquetFile {
     /// # Errors
     /// When the file cannot be read, or has neither images nor uris.
-    pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
-        let manifest = Manifest::new(path, Entries::Rows);
-        let builder = builder(path)?;
+    pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
+        let manifest = Manifest::new(stored, Entries::Rows);
+        let builder = builder(stored)?;
         let schema = builder.schema();
         let names: Vec<&str> = schema
             .fields()
@@ -88,7 +85,7 @@ impl ParquetFile {
             .map(|(position, _)| place(*position))
             .collect();
         let file = Self {
-            path: path.to_owned(),
+            stored: stored.clone(),
             manifest,
             images,
             columns: passing.into_iter().map(|(_, column)| column).collect(),
@@ -124,7 +121,7 @@ impl ParquetFile {
                     .take(row, uri.as_bytes(), columns, options, visitor)
             }
             Images::Cells(column) => {
-                let file = uri::of_path(&self.path);
+                let file = self.stored.uri();
                 visitor.found(Found {
                     uri: format!("{file}#{row}"),
                     content: Content::ParquetCell {
@@ -147,20 +144,16 @@ impl Listing for ParquetFile {
     }
 
     fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop> {
-        let etag = self
-            .path
-            .metadata()
-            .ok()
-            .and_then(|metadata| etag(&metadata));
-        let builder = builder(&self.path)?;
+        let etag = self.stored.version();
+        let builder = builder(&self.stored)?;
         let mask = ProjectionMask::roots(builder.parquet_schema(), self.read.iter().copied());
         let reader = builder
             .with_projection(mask)
             .build()
-            .map_err(|error| damaged(&self.path, error))?;
+            .map_err(|error| damaged(&self.stored, error))?;
         let mut row = 0;
         for batch in reader {
-            let batch = batch.map_err(|error| damaged(&self.path, error))?;
+            let batch = batch.map_err(|error| damaged(&self.stored, error))?;
             for place in 0..batch.num_rows() {
                 self.take(&batch, place, row, etag.as_deref(), options, visitor)?;
                 row += 1;
@@ -170,15 +163,16 @@ impl Listing for ParquetFile {
     }
 }
 
-fn builder(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, StorageError> {
-    let file = File::open(path).map_err(|error| StorageError::source(path, error))?;
-    ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| damaged(path, error))
+fn builder(stored: &Stored) -> Result<ParquetRecordBatchReaderBuilder<Stored>, StorageError> {
+    drop(stored.open()?); // a missing file has an error of its own
+    ParquetRecordBatchReaderBuilder::try_new(stored.clone()).map_err(|error| damaged(stored, error))
 }
 
 /// A file that is there but is no whole Parquet file.
-fn damaged(path: &Path, error: impl std::fmt::Display) -> StorageError {
-    let path = path.display();
-    StorageError::invalid_source(format!("source {path} cannot be read as Parquet: {error}"))
+fn damaged(stored: &Stored, error: impl std::fmt::Display) -> StorageError {
+    StorageError::invalid_source(format!(
+        "source {stored} cannot be read as Parquet: {error}"
+    ))
 }
 
 /// The column that holds images, and its path in the file: the one that was named, else the only

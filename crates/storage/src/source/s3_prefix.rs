@@ -1,16 +1,30 @@
 //! The objects under a prefix of an S3 bucket.
 
+use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
 
+use tokio::sync::mpsc;
 use trommel_types::Content;
 
-use crate::s3::{self, Location, Object, Page, S3};
+use crate::background::{self, Pending};
+use crate::s3::{Entry, Location, Object, Page, S3};
 use crate::source::listing::{Listing, Stop, Visitor};
 use crate::source::{Found, SourceOptions};
 use crate::{StorageError, StorageErrorKind};
 
-/// Suffixes of lists and archives, so that such an object is not taken for an image.
-const NOT_READ: [&str; 7] = ["txt", "csv", "tsv", "jsonl", "ndjson", "parquet", "tar"];
+/// Folders on the first page above which they are taken for small, and not asked for one by one.
+const FEW_FOLDERS: usize = 8;
+/// Folders that are listed at once.
+const SIDE_BY_SIDE: usize = 8;
+/// Pages of a folder that wait to be handed on.
+const PAGES: usize = 4;
+
+/// A stretch of a listing.
+enum Segment {
+    Object(Object),
+    /// The pages of a folder that is being listed.
+    Folder(mpsc::Receiver<Result<Page, StorageError>>),
+}
 
 /// All objects whose keys begin with a prefix, in the order of the keys' bytes.
 pub(super) struct S3Prefix {
@@ -29,16 +43,10 @@ impl S3Prefix {
             s3: S3::new(&options.s3),
             prefix,
         };
-        let first = s3::wait(listing.s3.list(&listing.prefix, None, None))?;
+        let first = background::wait(listing.s3.list(&listing.prefix, None, None))?;
         if first.objects.is_empty() {
             return Err(StorageError::invalid_source(format!(
                 "source {spec}: no key in the bucket begins like that; check its spelling"
-            )));
-        }
-        let suffix = spec.rsplit_once('.').map_or("", |(_, suffix)| suffix);
-        if first.objects[0].key == listing.prefix.key && NOT_READ.contains(&suffix) {
-            return Err(StorageError::invalid_source(format!(
-                "source {spec}: lists and archives are read from files only; copy it here first"
             )));
         }
         Ok(listing)
@@ -53,28 +61,137 @@ impl S3Prefix {
         s3.list(&prefix, after, page).await
     }
 
+    /// Lists what is behind a key, or all. Where the first page shows few folders, so large ones,
+    /// they are listed side by side and handed on in order.
     fn list_behind(
         &self,
         after: Option<String>,
         options: &SourceOptions,
         visitor: &mut dyn Visitor,
     ) -> Result<(), Stop> {
-        let page = |after, token| {
-            let (s3, prefix) = (self.s3.clone(), self.prefix.clone());
-            s3::start(Self::page(s3, prefix, after, token))
+        visitor.waiting()?;
+        let (s3, prefix, from) = (self.s3.clone(), self.prefix.clone(), after.clone());
+        let first = background::start(Self::page(s3, prefix, from, None)).wait()?;
+        if first.next.is_some() && (2..=FEW_FOLDERS).contains(&self.folders_of(&first.objects)) {
+            self.list_folders(after, options, visitor)
+        } else {
+            self.list_pages(first, options, visitor)
+        }
+    }
+
+    /// How many folders of the prefix these objects are in.
+    fn folders_of(&self, objects: &[Object]) -> usize {
+        let folders = objects
+            .iter()
+            .filter_map(|object| self.folder_of(&object.key));
+        folders.collect::<HashSet<_>>().len()
+    }
+
+    /// The part of a key up to the first slash behind the prefix.
+    fn folder_of<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let start = self.prefix.key.len();
+        let slash = key.get(start..)?.find('/')?;
+        Some(&key[..=start + slash])
+    }
+
+    fn list_folders(
+        &self,
+        after: Option<String>,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let mut under_way = VecDeque::new();
+        // Some stores leave out a folder that they are told to begin in.
+        let folder = after.as_deref().and_then(|after| self.folder_of(after));
+        let mut from = match folder {
+            Some(folder) => {
+                under_way.push_back(self.start(Entry::Folder(folder.to_owned()), after.clone()));
+                Some(format!("{folder}{}", char::MAX))
+            }
+            None => after.clone(),
         };
-        let mut next = Some(page(after, None));
-        while let Some(pending) = next.take() {
-            visitor.waiting()?;
-            let Page {
-                objects,
-                next: token,
-            } = pending.wait()?;
+        let mut token = None;
+        loop {
+            let (s3, prefix) = (self.s3.clone(), self.prefix.clone());
+            let level = async move { s3.list_level(&prefix, from, token).await };
+            let level = background::start(level).wait()?;
+            for entry in level.entries {
+                under_way.push_back(self.start(entry, None));
+                if under_way.len() > SIDE_BY_SIDE
+                    && let Some(segment) = under_way.pop_front()
+                {
+                    self.hand_on_segment(segment, options, visitor)?;
+                }
+            }
+            (from, token) = (None, level.next);
+            if token.is_none() {
+                break;
+            }
+        }
+        under_way
+            .into_iter()
+            .try_for_each(|segment| self.hand_on_segment(segment, options, visitor))
+    }
+
+    /// Starts the listing of a folder, behind the key `after`.
+    fn start(&self, entry: Entry, after: Option<String>) -> Segment {
+        let folder = match entry {
+            Entry::Object(object) => return Segment::Object(object),
+            Entry::Folder(folder) => self.prefix.with_key(folder),
+        };
+        let (sender, pages) = mpsc::channel(PAGES);
+        let s3 = self.s3.clone();
+        background::spawn(async move {
+            let (mut after, mut token) = (after, None);
+            loop {
+                let page = s3.list(&folder, after.take(), token).await;
+                token = page.as_ref().ok().and_then(|page| page.next.clone());
+                // Nobody wants the rest when it cannot be sent.
+                if sender.send(page).await.is_err() || token.is_none() {
+                    return;
+                }
+            }
+        });
+        Segment::Folder(pages)
+    }
+
+    fn hand_on_segment(
+        &self,
+        segment: Segment,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let mut pages = match segment {
+            Segment::Object(object) => return self.hand_on(object, options, visitor),
+            Segment::Folder(pages) => pages,
+        };
+        visitor.waiting()?;
+        while let Some(page) = pages.blocking_recv() {
+            for object in page?.objects {
+                self.hand_on(object, options, visitor)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn list_pages(
+        &self,
+        first: Page,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let mut page = Some(first);
+        while let Some(Page { objects, next }) = page.take() {
             // Asked for before this page is handed on, so that it is there when that is done.
-            next = token.map(|token| page(None, Some(token)));
+            let pending = next.map(|token| {
+                let (s3, prefix) = (self.s3.clone(), self.prefix.clone());
+                background::start(Self::page(s3, prefix, None, Some(token)))
+            });
             for object in objects {
                 self.hand_on(object, options, visitor)?;
             }
+            visitor.waiting()?;
+            page = pending.map(Pending::wait).transpose()?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use http::header::IF_NONE_MATCH;
 use http::{Method, Request, Response, StatusCode};
@@ -16,6 +17,7 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 
 use crate::S3Config;
 
@@ -34,6 +36,8 @@ struct Faults {
     ignore_preconditions: AtomicBool,
     unavailable: AtomicU64,
     requests: AtomicU64,
+    /// One object at a time, and how long each takes.
+    pace: Mutex<Duration>,
     /// The store below checks and writes in two steps.
     conditional: Mutex<()>,
 }
@@ -111,6 +115,11 @@ impl S3Server {
         self.faults.unavailable.store(requests, Ordering::Relaxed);
     }
 
+    /// Gives objects one after the other from now on, each after this time.
+    pub fn slow_down(&self, each: Duration) {
+        *self.faults.pace.blocking_lock() = each;
+    }
+
     /// Requests that came so far.
     pub fn requests(&self) -> u64 {
         self.faults.requests.load(Ordering::Relaxed)
@@ -151,6 +160,10 @@ async fn answer(
         .is_ok();
     if is_unavailable {
         return refusal(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    if request.method() == Method::GET {
+        let pace = faults.pace.lock().await;
+        sleep(*pace).await;
     }
     let _alone = if request.method() == Method::PUT && request.headers().contains_key(IF_NONE_MATCH)
     {

@@ -12,6 +12,7 @@ use crate::WorkerError;
 use crate::distributed::control::{JobId, ModelReply, SubmitReply};
 use crate::distributed::registry::json;
 use crate::distributed::status::JobStatus;
+use crate::distributed::why::JobReasons;
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,6 +53,15 @@ impl Client {
     pub async fn status(&self, id: &str) -> Result<JobStatus, WorkerError> {
         let id = id.to_owned();
         self.ask("status", json(&JobId { id })).await
+    }
+
+    /// Why a job does not move.
+    ///
+    /// # Errors
+    /// When there is no such job, or nobody answers.
+    pub async fn why(&self, id: &str) -> Result<JobReasons, WorkerError> {
+        let id = id.to_owned();
+        self.ask("why", json(&JobId { id })).await
     }
 
     /// All jobs, the newest first.

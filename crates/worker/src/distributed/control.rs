@@ -13,15 +13,14 @@ use trommel_queue::{Broker, Queue};
 use trommel_types::{JobRequest, Message};
 
 use crate::WorkerError;
-use crate::distributed::events;
 use crate::distributed::names::Subjects;
 use crate::distributed::record::JobState;
 use crate::distributed::registry::{Registry, Submitted, json};
 use crate::distributed::repository::Repository;
-use crate::distributed::status;
+use crate::distributed::{events, status, why};
 
 /// Names of the endpoints, below `<prefix>.api`.
-const ENDPOINTS: [&str; 5] = ["submit", "status", "list", "cancel", "models"];
+const ENDPOINTS: [&str; 6] = ["submit", "status", "why", "list", "cancel", "models"];
 
 /// What the API works with.
 pub(crate) struct Context {
@@ -144,6 +143,11 @@ async fn answer(ctx: &Context, endpoint: &str, body: &[u8]) -> Result<bytes::Byt
             let JobId { id } = parse(body)?;
             let status = status::of(&ctx.broker, &ctx.registry, &id).await?;
             Ok(json(&status.ok_or_else(|| unknown(&id))?))
+        }
+        "why" => {
+            let JobId { id } = parse(body)?;
+            let reasons = why::explain(&ctx.broker, &ctx.subjects, &ctx.registry, &id).await?;
+            Ok(json(&reasons.ok_or_else(|| unknown(&id))?))
         }
         "list" => {
             let mut statuses = Vec::new();

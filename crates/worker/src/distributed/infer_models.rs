@@ -57,9 +57,9 @@ impl ModelEngines {
             if engines.len() <= max {
                 return;
             }
-            tracing::info!(model = %model.name, version = %model.version, "unloaded");
-            // Its threads are joined where that keeps nobody waiting.
             let engine = engines.remove(&model);
+            tell_work(&model, engine.as_ref());
+            // Its threads are joined where that keeps nobody waiting.
             tokio::task::spawn_blocking(move || drop(engine));
         }
     }
@@ -67,6 +67,32 @@ impl ModelEngines {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ModelId, Arc<OnceCell<Arc<Engine>>>>> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Drop for ModelEngines {
+    fn drop(&mut self) {
+        let engines = self.lock();
+        engines
+            .iter()
+            .for_each(|(model, engine)| tell_work(model, Some(engine)));
+    }
+}
+
+/// Logs what an engine has done in its time.
+fn tell_work(model: &ModelId, engine: Option<&Arc<OnceCell<Arc<Engine>>>>) {
+    let Some(stats) = engine.and_then(|engine| Some(engine.get()?.stats())) else {
+        return; // it was never started
+    };
+    tracing::info!(
+        model = %model.name,
+        version = %model.version,
+        images = stats.images,
+        batches = stats.batches,
+        fill = format_args!("{:.3}", stats.fill),
+        compute = ?stats.compute,
+        idle = ?stats.idle,
+        "unloaded"
+    );
 }
 
 #[async_trait]

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use trommel_queue::{Delivery, Disposition, Queue};
-use trommel_storage::{Found, Source, SourceCheck, StorageError, open_source};
-use trommel_types::{Content, ImageRef, InlineImage, JobRequest};
+use trommel_queue::{Delivery, Disposition, Feed, Queue};
+use trommel_storage::{Found, Source, StorageError, open_source};
+use trommel_types::{Column, Content, ImageRef, InlineImage, JobRequest};
 
+use crate::distributed::feed;
 use crate::distributed::names::{Subjects, key};
-use crate::distributed::record::{Job, JobModel, JobState, Listing};
+use crate::distributed::record::{Counted, Job, JobModel, JobState, Listing};
 use crate::distributed::registry::{LiveJobs, Registry, Submitted};
 use crate::distributed::repository::Repository;
 use crate::distributed::request::{output_of, source_options};
@@ -27,6 +29,11 @@ use crate::{Progress, WorkerConfig, WorkerError};
 const NOTE_EVERY: Duration = Duration::from_millis(500);
 /// Time before a listing that failed for the moment is taken up again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// Images that a dry run classifies.
+const DRY_RUN_IMAGES: u64 = 512;
+/// Longest time that a dry run counts images for.
+const COUNT_FOR: Duration = Duration::from_secs(30);
 
 /// What the ingest role works with.
 pub(crate) struct Context {
@@ -166,22 +173,50 @@ async fn list_one(
     let opened = opened.await.map_err(|_| WorkerError::Panicked {
         what: "opening a source",
     })?;
-    let (source, models) = match opened {
+    let (mut images, models) = match opened {
         Ok(opened) => opened,
         Err(error) => return Listed::failed(error),
     };
-    let Some(job) = begin(ctx, request, source.as_deref(), &models).await? else {
+    if let Some(subject) = feed::subject_of(&request.sources) {
+        match ctx.broker.feed(subject).await {
+            Ok(feed) => images = Images::Feed(Box::new(feed)),
+            Err(error) => return Ok(Listed::Hopeless(error.to_string())),
+        }
+    }
+    let Some(job) = begin(ctx, request, &images, &models).await? else {
         return Ok(Listed::Ended);
     };
-    list(ctx, &job, source, shutdown).await
+    list(ctx, &job, images, shutdown).await
+}
+
+/// Where the images of a job come from, besides its request.
+enum Images {
+    None,
+    Source(Arc<dyn Source>),
+    Feed(Box<Feed>),
+}
+
+impl Images {
+    /// In words, for rows and people.
+    fn describe(&self, request: &JobRequest) -> String {
+        match self {
+            Self::None => "images in the request".to_owned(),
+            Self::Source(source) => source.describe(),
+            Self::Feed(_) => request.sources.concat(),
+        }
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Source(source) => source.columns().to_vec(),
+            Self::Feed(_) => feed::columns(),
+        }
+    }
 }
 
 /// Opens everything that the job names, so that what is wrong with it is told at once.
-#[allow(clippy::type_complexity, reason = "two values, used once")]
-fn open(
-    ctx: &Context,
-    request: &JobRequest,
-) -> Result<(Option<Arc<dyn Source>>, Vec<JobModel>), WorkerError> {
+fn open(ctx: &Context, request: &JobRequest) -> Result<(Images, Vec<JobModel>), WorkerError> {
     let mut models = Vec::new();
     for name in &request.models {
         let known = ctx.repository.model(name)?;
@@ -191,22 +226,23 @@ fn open(
         });
         output_of(request, name, &ctx.config)?;
     }
-    let source = match request.sources.as_slice() {
-        [] => None,
-        sources => Some(open_source(sources, &source_options(request, &ctx.config))?),
+    let images = match request.sources.as_slice() {
+        // Opened by its caller, who may ask the broker.
+        _ if feed::subject_of(&request.sources).is_some() => Images::None,
+        [] => Images::None,
+        sources => Images::Source(open_source(sources, &source_options(request, &ctx.config))?),
     };
-    Ok((source, models))
+    Ok((images, models))
 }
 
 /// Marks the job as running; `None` if it has ended already.
 async fn begin(
     ctx: &Context,
     request: &JobRequest,
-    source: Option<&dyn Source>,
+    images: &Images,
     models: &[JobModel],
 ) -> Result<Option<Job>, WorkerError> {
-    let described = source.map_or_else(|| "images in the request".to_owned(), Source::describe);
-    let columns = source.map_or_else(Vec::new, |source| source.columns().to_vec());
+    let (described, columns) = (images.describe(request), images.columns());
     let job = ctx.registry.update(&request.id, |job| {
         let begins = job.state == JobState::Queued;
         if begins {
@@ -226,13 +262,19 @@ async fn begin(
 async fn list(
     ctx: &Arc<Context>,
     job: &Job,
-    source: Option<Arc<dyn Source>>,
+    images: Images,
     shutdown: CancellationToken,
 ) -> Result<Listed, WorkerError> {
     let id = job.request.id.as_str();
-    let known = ctx.registry.listing(id).await?;
+    let mut known = ctx.registry.listing(id).await?;
     if known.ended {
         return Ok(Listed::Ended);
+    }
+    if let (true, None, Images::Source(source)) =
+        (job.request.options.dry_run, known.counted, &images)
+    {
+        known.counted = Some(count(source.as_ref()).await?);
+        ctx.registry.put(&key::listing(id), &known).await?;
     }
     let stop = shutdown.child_token();
     let progress = Arc::new(Progress::default());
@@ -242,13 +284,17 @@ async fn list(
         output: Arc::clone(&ctx.tasks),
         window: ctx.config.ingest.publish_window.get(),
         place: ingest::Place::at(known.listed, known.last_uri),
+        mark: match images {
+            Images::Feed(_) => feed::mark,
+            _ => ingest::uri_of,
+        },
         progress: Arc::clone(&progress),
     });
-    let images = images(&job.request, source.as_deref(), listing.place.get());
+    let images = listed(&job.request, &images, &ctx.config, listing.place.get());
     let running = ingest::run(
         Arc::clone(&listing),
         images,
-        SourceCheck::default(),
+        ingest::Choice::Resume(Box::default()),
         stop.clone(),
     );
     let mut running = AbortOnDropHandle::new(tokio::spawn(running));
@@ -261,6 +307,7 @@ async fn list(
             listed,
             last_uri,
             ended,
+            counted: known.counted,
         };
         ctx.registry.put(&key, &note).await?;
         if let Ok(joined) = joined {
@@ -277,12 +324,39 @@ async fn list(
     }
 }
 
+/// Counts the images of a source, as far as it can be done in reasonable time.
+async fn count(source: &dyn Source) -> Result<Counted, WorkerError> {
+    let (deadline, mut listing) = (Instant::now() + COUNT_FOR, source.list());
+    let mut images = 0;
+    loop {
+        match tokio::time::timeout_at(deadline, listing.next()).await {
+            Ok(Some(found)) => {
+                found?;
+                images += 1;
+            }
+            ended => {
+                let is_all = ended.is_ok();
+                return Ok(Counted { images, is_all });
+            }
+        }
+    }
+}
+
 /// The images of a job from a place on: those in the request first, then those of its source.
-fn images(
+fn listed(
     request: &JobRequest,
-    source: Option<&dyn Source>,
+    images: &Images,
+    config: &WorkerConfig,
     (index, last_uri): (u64, Option<String>),
 ) -> BoxStream<'static, Result<Found, StorageError>> {
+    let source = match images {
+        Images::None => None,
+        Images::Source(source) => Some(source),
+        Images::Feed(feed) => {
+            let options = source_options(request, config);
+            return feed::images(feed.as_ref().clone(), last_uri.as_deref(), options);
+        }
+    };
     let inline = request.images.len() as u64;
     let brought: Vec<_> = request
         .images
@@ -295,7 +369,14 @@ fn images(
         (Some(source), 0) => source.list(),
         (Some(source), passed) => source.list_from(passed, last_uri),
     };
-    stream::iter(brought).chain(rest).boxed()
+    let all = stream::iter(brought).chain(rest);
+    if request.options.dry_run {
+        let left = DRY_RUN_IMAGES.saturating_sub(index);
+        return all
+            .take(usize::try_from(left).unwrap_or(usize::MAX))
+            .boxed();
+    }
+    all.boxed()
 }
 
 fn found(image: &InlineImage) -> Found {

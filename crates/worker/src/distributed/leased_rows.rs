@@ -33,6 +33,11 @@ impl LeasedRows {
         Self { rows, lease, open }
     }
 
+    /// See [`JobRows::rate`].
+    pub(crate) fn rate(&self) -> Option<f64> {
+        self.rows.rate()
+    }
+
     /// See [`JobRows::finish`].
     pub(crate) fn finish(self) -> Result<Summary, WorkerError> {
         self.rows.finish()

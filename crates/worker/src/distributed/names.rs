@@ -86,6 +86,11 @@ pub(crate) mod key {
         format!("claim.{}.{}.", subject_token(job), subject_token(model))
     }
 
+    /// What was last said of a job's images; the stage follows.
+    pub(crate) fn said(job: &str) -> String {
+        format!("said.{}.", subject_token(job))
+    }
+
     /// A worker that is alive.
     pub(crate) fn worker(id: &str) -> String {
         format!("worker.{}", subject_token(id))

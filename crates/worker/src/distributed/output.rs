@@ -1,19 +1,18 @@
-//! The outputs of jobs: parts in a folder or a bucket.
+//! The outputs of jobs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
-use trommel_storage::{
-    BucketSink, Claims, Destination, JobRecord, Opened, PartSink, StorageError, StorageErrorKind,
-    Summary,
-};
+use trommel_storage::{FailureSummary, JobRecord, Opened, Summary};
+use trommel_types::{Classification, Outcome};
 
 use crate::distributed::claims::KvClaims;
 use crate::distributed::record::{Job, JobModel};
 use crate::distributed::registry::Registry;
-use crate::distributed::request::{Output, output_of, record_of};
+use crate::distributed::request::{output_of, record_of};
 use crate::distributed::sink_jobs::OpenJob;
-use crate::rows::JobRows;
+use crate::rows::{CommittedRows, JobRows};
 use crate::{WorkerConfig, WorkerError};
 
 /// Opens outputs with what this process is configured with. To be made on a thread of the runtime
@@ -30,66 +29,104 @@ fn open(
     job: &Job,
     model: &JobModel,
 ) -> Result<Box<dyn JobRows>, WorkerError> {
-    let record = record_of(job, model, config);
-    let overwrite = job.request.options.overwrite;
-    Ok(match output_of(&job.request, &model.name, config)? {
-        Output::Folder(folder) => match open_folder(&folder, record, overwrite)? {
-            Opened::Ready(sink) => sink,
-            Opened::Complete(summary) => Box::new(Finished(*summary)),
-        },
-        Output::Bucket(bucket) => {
-            let (id, name) = (&job.request.id, &model.name);
-            let claims: Arc<dyn Claims> =
-                Arc::new(KvClaims::new(registry, handle.clone(), id, name));
-            match BucketSink::open(&bucket, record, overwrite, Some(claims))? {
-                Opened::Ready(sink) => sink,
-                Opened::Complete(summary) => Box::new(Finished(*summary)),
-            }
-        }
+    let output = output_of(&job.request, &model.name, config)?;
+    if job.request.options.dry_run {
+        return Ok(Box::new(DryRun::new(record_of(job, model, config))));
+    }
+    let claims = KvClaims::new(registry, handle.clone(), &job.request.id, &model.name);
+    let opened = output.open_leased(
+        record_of(job, model, config),
+        job.request.options.overwrite,
+        Arc::new(claims),
+    )?;
+    Ok(match opened {
+        Opened::Ready(sink) => Box::new(CommittedRows(sink)),
+        Opened::Complete(summary) => Box::new(Finished(*summary)),
     })
 }
 
-/// Opens a folder for this job alone. Only the first sink of a job finds another job's rows there;
-/// the next ones find its own.
-fn open_folder(
-    folder: &Destination,
-    record: JobRecord,
-    overwrite: bool,
-) -> Result<Opened, WorkerError> {
-    let id = record.job_id.clone();
-    let opened = PartSink::open_leased(folder, record.clone(), false);
-    let is_own = match &opened {
-        Ok(Opened::Ready(sink)) => sink.job_id() == id,
-        Ok(Opened::Complete(summary)) => summary.job_id == id,
-        Err(error) => !is_taken(error),
-    };
-    if is_own {
-        return Ok(opened?);
-    }
-    if overwrite {
-        drop(opened);
-        return Ok(PartSink::open_leased(folder, record, true)?);
-    }
-    opened?;
-    Err(WorkerError::Settings(format!(
-        "{} holds rows of another job; choose another output, or submit with overwrite",
-        folder.path().display()
-    )))
+/// Rows that are counted and thrown away.
+struct DryRun {
+    summary: Summary,
+    /// Which rows have come, and when they were known.
+    seen: BTreeMap<u64, i64>,
 }
 
-/// Whether something else stands at the destination.
-fn is_taken(error: &StorageError) -> bool {
-    matches!(
-        error.kind(),
-        StorageErrorKind::OutputOfAnotherJob | StorageErrorKind::OutputExists
-    )
+impl DryRun {
+    fn new(job: JobRecord) -> Self {
+        let summary = Summary {
+            job_id: job.job_id,
+            source: job.source,
+            model: job.model,
+            model_version: job.model_version,
+            images: 0,
+            ok: 0,
+            failed: 0,
+            failures: BTreeMap::new(),
+            parts: Vec::new(),
+        };
+        Self {
+            summary,
+            seen: BTreeMap::new(),
+        }
+    }
+}
+
+impl crate::rows::Rows for DryRun {
+    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
+        let before = self.seen.len();
+        for row in rows {
+            if self.seen.insert(row.image.index, row.finished_at).is_some() {
+                continue;
+            }
+            self.summary.images += 1;
+            match &row.outcome {
+                Outcome::Ok(_) => self.summary.ok += 1,
+                Outcome::Failed(failure) => {
+                    self.summary.failed += 1;
+                    let kind = failure.kind.as_str().to_owned();
+                    let failures = self.summary.failures.entry(kind);
+                    let failures = failures.or_insert_with(|| FailureSummary {
+                        count: 0,
+                        example: row.image.uri.clone(),
+                        error: failure.error.clone(),
+                    });
+                    failures.count += 1;
+                }
+            }
+        }
+        Ok((self.seen.len() - before) as u64)
+    }
+
+    fn committed(&self) -> u64 {
+        self.seen.len() as u64
+    }
+}
+
+impl JobRows for DryRun {
+    fn summary(&self) -> Summary {
+        self.summary.clone()
+    }
+
+    /// Without the first fifth, in which models are loaded and queues filled.
+    fn rate(&self) -> Option<f64> {
+        let mut times: Vec<i64> = self.seen.values().copied().collect();
+        times.sort_unstable();
+        let counted = &times[times.len() / 5..];
+        let seconds = (counted.last()? - counted.first()?) as f64 / 1e6;
+        (seconds > 0.0).then(|| (counted.len() - 1) as f64 / seconds)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
+        Ok(self.summary)
+    }
 }
 
 /// Rows of a job whose end was reached before its record said so.
 struct Finished(Summary);
 
 impl crate::rows::Rows for Finished {
-    fn commit(&mut self, _: Vec<Arc<trommel_types::Classification>>) -> Result<u64, WorkerError> {
+    fn commit(&mut self, _: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
         Ok(0) // all of them are committed
     }
 

@@ -40,9 +40,9 @@ impl Presence {
         repository: &Repository,
     ) -> Result<Self, WorkerError> {
         let mut models = BTreeMap::new();
-        for name in repository.names() {
+        for name in repository.names_here() {
             // One that cannot be read is told when a job names it.
-            if let Ok(model) = repository.model(&name) {
+            if let Ok(model) = repository.model_here(&name) {
                 models.insert(name, model.id.version.to_string());
             }
         }
@@ -64,6 +64,20 @@ impl Presence {
         }
         registry.put(&key::worker(&mine.id), &mine).await?;
         Ok(mine)
+    }
+
+    /// Workers that gave a sign of life not long ago.
+    pub(crate) async fn alive(registry: &Registry) -> Result<Vec<Self>, WorkerError> {
+        let mut alive = Vec::new();
+        for key in registry.kv().keys(key::WORKERS).await? {
+            let worker = registry.read::<Self>(&key).await?;
+            alive.extend(worker.map(|(worker, _)| worker).filter(Self::is_alive));
+        }
+        Ok(alive)
+    }
+
+    pub(crate) fn has(&self, role: Role) -> bool {
+        self.roles.contains(&role)
     }
 
     pub(crate) fn id(&self) -> &str {

@@ -88,6 +88,18 @@ pub struct Listing {
     pub last_uri: Option<String>,
     /// Whether that is all of them.
     pub ended: bool,
+    /// Of a dry run: all images of the source, as far as they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Counted>,
+}
+
+/// How many images a source has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Images.
+    pub images: u64,
+    /// Whether that is all of them, or time ran out.
+    pub is_all: bool,
 }
 
 /// How many rows of a job and model are committed. Written by its sink alone.

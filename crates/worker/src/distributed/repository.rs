@@ -1,19 +1,30 @@
-//! Models by name: `NAME/` or `NAME/VERSION/` in a folder.
+//! Models by name: `NAME/` or `NAME/VERSION/` in a folder, or under a prefix of a bucket.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
 use trommel_preprocess::Plan;
+use trommel_storage::{Mirror, S3Config};
 
 use crate::distributed::record::JobModel;
 use crate::job::{ModelId, PlannedModel};
 use crate::{InferConfig, WorkerError};
 
+/// Bytes of a message besides the tensor: uri, pass-through columns, names.
+const MESSAGE_ROOM: usize = 16 << 10;
+/// Shortest time between two looks at what a copy is made of.
+const UPDATE_EVERY: Duration = Duration::from_secs(15);
+
 /// The models that this worker can prepare for and run.
 pub(crate) struct Repository {
     root: PathBuf,
+    /// What the folder is a copy of, model by model.
+    mirror: Option<Mirror>,
+    /// When each model's copy was last brought up to date.
+    updated: Mutex<HashMap<String, Instant>>,
     known: Mutex<HashMap<PathBuf, Arc<KnownModel>>>,
 }
 
@@ -25,23 +36,73 @@ pub(crate) struct KnownModel {
 }
 
 impl Repository {
+    /// Opens a folder, or `s3://bucket/prefix`, whose models are copied under `cache` when they are
+    /// asked for. Blocking.
+    ///
     /// # Errors
-    /// When the folder is not there.
-    pub(crate) fn open(root: &Path) -> Result<Self, WorkerError> {
-        if !root.is_dir() {
-            return Err(WorkerError::Settings(format!(
-                "model repository {}: there is no such folder; name another with --model-repository",
-                root.display()
-            )));
-        }
+    /// When there is no such folder or prefix.
+    pub(crate) fn open(root: &str, cache: &Path, s3: &S3Config) -> Result<Self, WorkerError> {
+        let local = |name: &str| {
+            let readable: String = name
+                .chars()
+                .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+                .collect();
+            cache.join(readable)
+        };
+        let mirror = Mirror::of(root, &local(root), s3);
+        let root = match &mirror {
+            Some(mirror) => {
+                if mirror.folders()?.is_empty() {
+                    return Err(WorkerError::Settings(format!(
+                        "model repository {root}: there are no models under this prefix; name another with --model-repository"
+                    )));
+                }
+                mirror.root().to_owned()
+            }
+            None if Path::new(root).is_dir() => PathBuf::from(root),
+            None => {
+                return Err(WorkerError::Settings(format!(
+                    "model repository {root}: there is no such folder; name another with --model-repository"
+                )));
+            }
+        };
         Ok(Self {
-            root: root.to_owned(),
+            root,
+            mirror,
+            updated: Mutex::default(),
             known: Mutex::default(),
         })
     }
 
-    /// Names of all models that are there, without versions.
+    /// Names of all models, without versions. Blocking.
     pub(crate) fn names(&self) -> Vec<String> {
+        match self.mirror.as_ref().map(Mirror::folders) {
+            None => self.names_here(),
+            Some(Ok(names)) => names,
+            Some(Err(error)) => {
+                tracing::warn!(%error, "only models that were copied before are known");
+                self.names_here()
+            }
+        }
+    }
+
+    /// Brings the copy of a model up to date, unless that was done a moment ago.
+    fn update(&self, name: &str) -> Result<(), WorkerError> {
+        let Some(mirror) = &self.mirror else {
+            return Ok(());
+        };
+        let folder = name.split('/').next().unwrap_or(name);
+        let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_fresh = |at: &Instant| at.elapsed() < UPDATE_EVERY;
+        if !updated.get(folder).is_some_and(is_fresh) {
+            mirror.update(folder)?;
+            updated.insert(folder.to_owned(), Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Names of all models that are on this machine, without versions.
+    pub(crate) fn names_here(&self) -> Vec<String> {
         let folders = self.root.read_dir().into_iter().flatten().flatten();
         let mut names: Vec<String> = folders
             .filter(|folder| !versions(&folder.path()).is_empty())
@@ -57,6 +118,12 @@ impl Repository {
     /// # Errors
     /// When there is none, or its folder cannot be used.
     pub(crate) fn model(&self, name: &str) -> Result<Arc<KnownModel>, WorkerError> {
+        self.update(name)?;
+        self.model_here(name)
+    }
+
+    /// As [`Repository::model`], of what is on this machine.
+    pub(crate) fn model_here(&self, name: &str) -> Result<Arc<KnownModel>, WorkerError> {
         match versions(&self.root.join(name)).first() {
             Some(dir) => self.look(name, dir),
             None => Err(WorkerError::UnknownModel {
@@ -72,6 +139,7 @@ impl Repository {
     /// # Errors
     /// When it is not there, or as [`Repository::model`].
     fn of_job(&self, model: &JobModel) -> Result<Arc<KnownModel>, WorkerError> {
+        self.update(&model.name)?;
         for dir in versions(&self.root.join(&model.name)) {
             let known = self.look(&model.name, &dir)?;
             if *known.id.version == *model.version {
@@ -102,6 +170,24 @@ impl Repository {
         });
         known().insert(dir.to_owned(), Arc::clone(&model));
         Ok(model)
+    }
+
+    /// Refuses a model whose tensors are larger than a message may be.
+    ///
+    /// # Errors
+    /// When they are, with the setting to change.
+    pub(crate) fn check_payload(model: &KnownModel, max_payload: usize) -> Result<(), WorkerError> {
+        let Some(shape) = model.plan.shape() else {
+            return Ok(()); // told when it is started
+        };
+        if shape.len() + MESSAGE_ROOM <= max_payload {
+            return Ok(());
+        }
+        Err(WorkerError::Settings(format!(
+            "a tensor of model {} holds {} bytes, and the broker takes messages of {max_payload}; raise max_payload in nats-server's configuration, or run workers with --tensor-hop local",
+            model.id.name,
+            shape.len()
+        )))
     }
 
     /// How images are prepared for the model of a job.
@@ -187,6 +273,14 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/digits")
     }
 
+    fn open(root: &Path) -> Result<Repository, WorkerError> {
+        Repository::open(
+            root.to_str().unwrap(),
+            Path::new("none"),
+            &S3Config::default(),
+        )
+    }
+
     /// Links the shipped model into `root` under this name.
     fn link(root: &Path, name: &str) {
         let dir = root.join(name);
@@ -203,7 +297,7 @@ mod tests {
             link(root.path(), name);
         }
         std::fs::create_dir(root.path().join("empty")).unwrap();
-        let repository = Repository::open(root.path()).unwrap();
+        let repository = open(root.path()).unwrap();
         assert_eq!(repository.names(), ["flat", "many"]);
         let dir = |name| repository.model(name).unwrap().dir.clone();
         assert_eq!(dir("flat"), root.path().join("flat"));
@@ -217,7 +311,7 @@ mod tests {
     fn what_is_not_there_or_has_changed_is_told() {
         let root = tempfile::tempdir().unwrap();
         link(root.path(), "flat");
-        let repository = Repository::open(root.path()).unwrap();
+        let repository = open(root.path()).unwrap();
         let error = repository.model("none").err().unwrap().to_string();
         assert!(error.contains("none") && error.contains("flat"), "{error}");
         let model = JobModel {
@@ -226,6 +320,6 @@ mod tests {
         };
         let error = repository.planned(&model).err().unwrap().to_string();
         assert!(error.contains("0123456789ab"), "{error}");
-        assert!(Repository::open(&root.path().join("nowhere")).is_err());
+        assert!(open(&root.path().join("nowhere")).is_err());
     }
 }

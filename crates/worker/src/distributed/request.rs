@@ -1,6 +1,6 @@
 //! What a job's request means to the storage crate.
 
-use trommel_storage::{BucketDestination, Destination, Format, JobRecord, SourceOptions};
+use trommel_storage::{Format, JobRecord, Output, SourceOptions};
 use trommel_types::JobRequest;
 
 use crate::distributed::record::{Job, JobModel};
@@ -21,16 +21,8 @@ pub(crate) fn source_options(request: &JobRequest, config: &WorkerConfig) -> Sou
     }
 }
 
-/// Where the rows of a job and model go.
-pub(crate) enum Output {
-    /// A folder that all sinks see, or a file in one.
-    Folder(Destination),
-    /// A bucket.
-    Bucket(BucketDestination),
-}
-
-/// Where the rows of one of the job's models go: the output itself for a job of one model, else a
-/// folder of the model's name in it.
+/// Where the rows of one of the job's models go: the output itself for a job of one model or a
+/// table, else a folder of the model's name in it.
 ///
 /// # Errors
 /// When rows cannot go there.
@@ -50,16 +42,16 @@ pub(crate) fn output_of(
         }
     };
     let mut output = request.output.clone();
+    let parse = |output: &str| Output::parse(output, format, &config.s3, &config.postgres);
+    // A table has the model in its key.
+    if let Output::Table(table) = parse(&output)? {
+        return Ok(Output::Table(table));
+    }
     if request.models.len() > 1 {
         let folder = output.trim_end_matches('/');
         output = format!("{folder}/{}/", model.replace('/', "@"));
     }
-    Ok(
-        match BucketDestination::parse(&output, format, &config.s3)? {
-            Some(bucket) => Output::Bucket(bucket),
-            None => Output::Folder(Destination::parse(&output, format)?),
-        },
-    )
+    Ok(parse(&output)?)
 }
 
 /// The job as its rows and its output name it.
@@ -69,7 +61,7 @@ pub(crate) fn record_of(job: &Job, model: &JobModel, config: &WorkerConfig) -> J
         source: job.source.clone(),
         model: model.name.clone(),
         model_version: model.version.clone(),
-        options: format!("top-k={}", config.infer.top_k),
+        options: config.row_options(),
         format: Format::Parquet,
         columns: job.columns.clone(),
         logits: config.infer.logits,

@@ -231,8 +231,9 @@ async fn commit_rows(
         return Ok(Served::Left);
     }
     if notes.is_complete(crate::rows::Rows::committed(&rows)) {
+        let rate = rows.rate();
         let summary = blocking(move || rows.finish()).await?;
-        notes.finish(&summary).await?;
+        notes.finish(&summary, rate).await?;
         return Ok(Served::Complete);
     }
     notes.take().await?;
@@ -297,13 +298,10 @@ async fn clear(ctx: &Context, job: &Job, model: &JobModel) -> Result<(), WorkerE
     ctx.broker
         .purge_subject(StreamName::Results, &ctx.subjects.results(id, &model.name))
         .await?;
-    for claim in ctx
-        .registry
-        .kv()
-        .keys(&key::claims(id, &model.name))
-        .await?
-    {
-        ctx.registry.kv().purge(&claim).await?;
+    for prefix in [key::claims(id, &model.name), key::said(id)] {
+        for key in ctx.registry.kv().keys(&prefix).await? {
+            ctx.registry.kv().purge(&key).await?;
+        }
     }
     Ok(())
 }
@@ -388,14 +386,14 @@ impl<'a> Notes<'a> {
         self.progress.total() == Some(committed)
     }
 
-    async fn finish(&self, summary: &Summary) -> Result<(), WorkerError> {
+    async fn finish(&self, summary: &Summary, rate: Option<f64>) -> Result<(), WorkerError> {
         let rows = Rows {
             committed: summary.images,
             ok: summary.ok,
             failed: summary.failed,
             failures: summary.failures.clone(),
             in_hand: 0,
-            rate: 0.0,
+            rate: rate.unwrap_or(0.0),
             finished: true,
         };
         self.ctx.registry.put(&self.key, &rows).await

@@ -9,7 +9,7 @@ use trommel_types::Lane;
 
 use crate::WorkerError;
 use crate::distributed::names::results_consumer;
-use crate::distributed::record::{Job, JobState};
+use crate::distributed::record::{Counted, Job, JobState};
 use crate::distributed::registry::Registry;
 
 /// How a job stands.
@@ -38,6 +38,9 @@ pub struct JobStatus {
     pub finished_at: Option<i64>,
     /// Images listed so far.
     pub listed: u64,
+    /// Of a dry run: all images of the source, as far as they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Counted>,
     /// All images, once they are listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
@@ -131,6 +134,7 @@ pub(crate) async fn of(
         started_at: job.started_at,
         finished_at: job.finished_at,
         listed: listing.listed,
+        counted: listing.counted,
         total,
         models,
         stages,

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Runtime;
-use trommel_preprocess::Limits;
 use trommel_queue::Broker;
 use trommel_storage::{SourceOptions, fetcher};
 
-use crate::cpu_pool::CpuPool;
 use crate::distributed::infer_models::{self, ModelEngines};
 use crate::distributed::names::Subjects;
 use crate::distributed::planned_jobs::PlannedJobs;
@@ -21,7 +20,7 @@ use crate::distributed::presence::{self, Presence};
 use crate::distributed::queues::{self, Ends};
 use crate::distributed::registry::{LiveJobs, Registry};
 use crate::distributed::repository::Repository;
-use crate::distributed::{control, ingest_jobs, output, sink_jobs};
+use crate::distributed::{control, ingest_jobs, output, sink_jobs, why};
 use crate::hop::{LocalHop, QueueHop, TensorHop};
 use crate::infer::Engines;
 use crate::intake::Intake;
@@ -77,8 +76,10 @@ pub enum HopKind {
 pub struct WorkerOptions {
     /// Its roles.
     pub roles: Vec<Role>,
-    /// The folder of models.
-    pub model_repository: PathBuf,
+    /// The models: a folder, or `s3://bucket/prefix`.
+    pub model_repository: String,
+    /// Where models from a bucket are copied to.
+    pub model_cache: PathBuf,
     /// The way of tensors.
     pub tensor_hop: HopKind,
     /// ONNX Runtime's shared library, if it is named.
@@ -113,7 +114,17 @@ impl Worker {
                 "a local tensor hop needs preprocess and infer in one process; name both with --role".to_owned(),
             ));
         }
-        let repository = Arc::new(Repository::open(&options.model_repository)?);
+        let repository = {
+            let (root, cache) = (
+                options.model_repository.clone(),
+                options.model_cache.clone(),
+            );
+            let s3 = config.s3.clone();
+            let opened = tokio::task::spawn_blocking(move || Repository::open(&root, &cache, &s3));
+            Arc::new(opened.await.map_err(|_| WorkerError::Panicked {
+                what: "opening the model repository",
+            })??)
+        };
         let runtime = if has(Role::Infer) {
             Some(Runtime::load(options.onnxruntime.as_deref())?)
         } else {
@@ -124,6 +135,13 @@ impl Worker {
             Broker::connect(&config.broker, &format!("trommel {}", names.join(","))).await?;
         broker.ensure_streams().await?;
         let registry = Registry::new(broker.kv().await?);
+        if has(Role::Preprocess) && options.tensor_hop == HopKind::Jetstream {
+            // One that cannot be read is told when a job names it.
+            let models = repository.names_here().into_iter();
+            for model in models.filter_map(|name| repository.model_here(&name).ok()) {
+                Repository::check_payload(&model, broker.max_payload())?;
+            }
+        }
         let presence = Presence::announce(&registry, &options.roles, &repository).await?;
         Ok(Self {
             hop: options.tensor_hop,
@@ -188,11 +206,14 @@ impl Worker {
         halt: &CancellationToken,
     ) -> Result<(), WorkerError> {
         let results = queues::results(&self.broker, &self.subjects).await?;
+        let (said, heard) = mpsc::channel(64);
         let settler = Settler {
             results,
             retry: self.config.retry.clone(),
             progress: Arc::new(Progress::default()),
+            said: Some(said),
         };
+        roles.spawn(why::note(self.registry.clone(), heard, halt.clone()));
         let jobs: Arc<dyn Jobs> = Arc::new(PlannedJobs {
             jobs: Arc::clone(&self.live),
             registry: self.registry.clone(),
@@ -295,8 +316,7 @@ impl Worker {
         settler: Settler,
     ) -> Result<preprocess::Context, WorkerError> {
         let config = &self.config.preprocess;
-        let threads = config.threads();
-        let mut in_flight = config.max_in_flight.map_or(4 * threads, Into::into);
+        let mut in_flight = config.in_flight();
         if self.hop == HopKind::Local {
             // A task stays in hand until its image is classified.
             in_flight += crate::embedded::tensors_in_hand(&self.config);
@@ -310,12 +330,7 @@ impl Worker {
             intake: Intake::new(tasks, in_flight),
             jobs,
             source: fetcher(&source),
-            limits: Limits {
-                max_bytes: config.max_bytes,
-                max_pixels: config.max_pixels,
-                max_side: config.max_side,
-            },
-            cpu_pool: CpuPool::start("prepare", threads, || None)?,
+            pool: preprocess::PreparePool::start(config)?,
             output,
             progress: Arc::clone(&settler.progress),
             settler,

@@ -1,8 +1,9 @@
 //! Objects in S3, and in other stores that speak its protocol.
 
+mod upload;
+
 use std::fmt;
-use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_config::retry::RetryConfig;
@@ -12,15 +13,14 @@ use aws_config::{BehaviorVersion, Region};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{Credentials, RequestChecksumCalculation, ResponseChecksumValidation};
 use aws_sdk_s3::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
-use aws_sdk_s3::primitives::ByteStream;
+use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::{StorageError, StorageErrorKind};
+use crate::{StorageError, StorageErrorKind, background};
 
 /// How S3 is reached. Credentials come from where all AWS tools look for them: the environment,
 /// the profile files, the role of the machine or pod.
@@ -41,6 +41,8 @@ pub struct S3Config {
     pub timeout: Duration,
     /// Attempts of each request, with growing waits of random length between. Default: 5.
     pub attempts: u32,
+    /// Size of a part of rows above which it is written in pieces, side by side. Default: 64 MiB.
+    pub multipart_bytes: u64,
     /// Key and secret instead of those that the environment holds; never read from a file.
     #[serde(skip)]
     pub credentials: Option<(String, String)>,
@@ -65,6 +67,7 @@ impl Default for S3Config {
             max_concurrency: 64,
             timeout: Duration::from_secs(30),
             attempts: 5,
+            multipart_bytes: 64 << 20,
             credentials: None,
         }
     }
@@ -91,6 +94,12 @@ impl S3Config {
         }
         if self.max_concurrency == 0 || self.attempts == 0 || self.timeout.is_zero() {
             problems.push("s3.max-concurrency, attempts, timeout: must not be 0".to_owned());
+        }
+        if self.multipart_bytes < upload::PIECE {
+            problems.push(format!(
+                "s3.multipart-bytes: must be at least {}, the smallest piece that S3 takes",
+                upload::PIECE
+            ));
         }
         problems
     }
@@ -143,6 +152,28 @@ pub(crate) struct Page {
     pub(crate) next: Option<String>,
 }
 
+/// An object or a folder of keys.
+pub(crate) enum Entry {
+    Object(Object),
+    /// What its keys begin with, up to the slash.
+    Folder(String),
+}
+
+impl Entry {
+    fn key(&self) -> &str {
+        match self {
+            Self::Object(object) => &object.key,
+            Self::Folder(prefix) => prefix,
+        }
+    }
+}
+
+/// A page of what lies directly under a prefix, in order, and where the next one begins.
+pub(crate) struct Level {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) next: Option<String>,
+}
+
 /// A client. Cheap to clone; connects when first used.
 #[derive(Clone)]
 pub(crate) struct S3 {
@@ -153,53 +184,6 @@ struct Shared {
     config: S3Config,
     client: tokio::sync::OnceCell<Client>,
     fetches: Semaphore,
-}
-
-/// Requests run on threads of their own, so that blocking and async callers alike may wait.
-fn runtime() -> &'static Runtime {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    RUNTIME.get_or_init(|| {
-        Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("trommel-s3")
-            .enable_all()
-            .build()
-            .expect("a process that cannot start two threads cannot do anything else either")
-    })
-}
-
-/// Waits for a request on a thread that may block.
-pub(crate) fn wait<T>(request: impl Future<Output = T>) -> T {
-    runtime().handle().block_on(request)
-}
-
-/// Runs a request on the threads of this module, whatever thread the caller is on.
-pub(crate) async fn run<T: Send + 'static>(
-    request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
-) -> Result<T, StorageError> {
-    let answer = runtime().spawn(request).await;
-    answer.unwrap_or_else(|_| Err(unanswered()))
-}
-
-/// A request under way.
-pub(crate) struct Pending<T>(tokio::task::JoinHandle<Result<T, StorageError>>);
-
-/// Starts a request; it goes on while its caller does something else.
-pub(crate) fn start<T: Send + 'static>(
-    request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
-) -> Pending<T> {
-    Pending(runtime().spawn(request))
-}
-
-impl<T> Pending<T> {
-    /// Waits for its end, on a thread that may block.
-    pub(crate) fn wait(self) -> Result<T, StorageError> {
-        wait(self.0).unwrap_or_else(|_| Err(unanswered()))
-    }
-}
-
-fn unanswered() -> StorageError {
-    unreadable("a request to s3 ended without an answer".to_owned())
 }
 
 impl S3 {
@@ -229,34 +213,53 @@ impl S3 {
         after: Option<String>,
         page: Option<String>,
     ) -> Result<Page, StorageError> {
+        let listed = self.list_page(prefix, None, after, page).await?;
+        Ok(Page {
+            objects: objects(listed.contents).collect(),
+            next: listed.next_continuation_token,
+        })
+    }
+
+    /// As [`S3::list`], but keys that go on behind a slash are one folder together.
+    pub(crate) async fn list_level(
+        &self,
+        prefix: &Location,
+        after: Option<String>,
+        page: Option<String>,
+    ) -> Result<Level, StorageError> {
+        let listed = self.list_page(prefix, Some("/"), after, page).await?;
+        let folders = listed.common_prefixes.unwrap_or_default().into_iter();
+        let mut entries: Vec<Entry> = folders
+            .filter_map(|folder| folder.prefix.map(Entry::Folder))
+            .chain(objects(listed.contents).map(Entry::Object))
+            .collect();
+        entries.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+        Ok(Level {
+            entries,
+            next: listed.next_continuation_token,
+        })
+    }
+
+    async fn list_page(
+        &self,
+        prefix: &Location,
+        delimiter: Option<&str>,
+        after: Option<String>,
+        page: Option<String>,
+    ) -> Result<ListObjectsV2Output, StorageError> {
         let request = self
             .client()
             .await
             .list_objects_v2()
             .bucket(&prefix.bucket)
             .prefix(&prefix.key)
+            .set_delimiter(delimiter.map(str::to_owned))
             .set_start_after(after)
             .set_continuation_token(page);
-        let listed = request
+        request
             .send()
             .await
-            .map_err(|error| failed("list", prefix, &error))?;
-        let objects = listed.contents.unwrap_or_default().into_iter();
-        Ok(Page {
-            objects: objects
-                .filter_map(|object| {
-                    Some(Object {
-                        key: object.key?,
-                        size: object
-                            .size
-                            .and_then(|size| size.try_into().ok())
-                            .unwrap_or(0),
-                        etag: object.e_tag.map(|etag| etag.trim_matches('"').to_owned()),
-                    })
-                })
-                .collect(),
-            next: listed.next_continuation_token,
-        })
+            .map_err(|error| failed("list", prefix, &error))
     }
 
     /// Reads an object, or `range` of it (offset and length), at most `limit` bytes.
@@ -267,7 +270,7 @@ impl S3 {
         limit: u64,
     ) -> Result<Bytes, StorageError> {
         let s3 = self.clone();
-        run(async move {
+        background::run(async move {
             let _permit = s3.shared.fetches.acquire().await;
             s3.get(&object, range, limit).await
         })
@@ -325,6 +328,19 @@ impl S3 {
             }
         }
         let expected = range.map(|(_, length)| length).or(promised);
+        if let (Some((offset, _)), Some(end)) = (range, end_of(answer.content_range.as_deref()))
+            && offset + bytes.len() as u64 == end
+            && expected > Some(bytes.len() as u64)
+        {
+            // No other attempt will find more.
+            return Err(StorageError::new(
+                StorageErrorKind::NotAFile,
+                format!(
+                    "failed to fetch {}: it ends before the bytes that were asked for",
+                    object.uri()
+                ),
+            ));
+        }
         if expected.is_some_and(|expected| expected != bytes.len() as u64) {
             return Err(unreadable(format!(
                 "failed to fetch {}: {} bytes came where there should be {}",
@@ -334,28 +350,6 @@ impl S3 {
             )));
         }
         Ok(bytes.freeze())
-    }
-
-    /// Writes an object. With `only_if_absent`, [`LostRace`](StorageErrorKind::LostRace) says that
-    /// the store had one of this name.
-    pub(crate) async fn put(
-        &self,
-        object: &Location,
-        content: Bytes,
-        only_if_absent: bool,
-    ) -> Result<(), StorageError> {
-        let request = self
-            .client()
-            .await
-            .put_object()
-            .bucket(&object.bucket)
-            .key(&object.key)
-            .set_if_none_match(only_if_absent.then(|| "*".to_owned()))
-            .body(ByteStream::from(content));
-        match request.send().await {
-            Ok(_) => Ok(()),
-            Err(error) => Err(failed("write", object, &error)),
-        }
     }
 
     /// Removes an object, if it is there.
@@ -374,6 +368,27 @@ impl S3 {
             },
         }
     }
+}
+
+fn objects(contents: Option<Vec<aws_sdk_s3::types::Object>>) -> impl Iterator<Item = Object> {
+    contents
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|object| {
+            Some(Object {
+                key: object.key?,
+                size: object
+                    .size
+                    .and_then(|size| size.try_into().ok())
+                    .unwrap_or(0),
+                etag: object.e_tag.map(|etag| etag.trim_matches('"').to_owned()),
+            })
+        })
+}
+
+/// The size of the whole object, as `Content-Range: bytes 0-9/10` says it.
+fn end_of(content_range: Option<&str>) -> Option<u64> {
+    content_range?.rsplit_once('/')?.1.parse().ok()
 }
 
 async fn connect(config: &S3Config) -> Client {

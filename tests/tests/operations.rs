@@ -1,0 +1,292 @@
+//! What an operator asks, and jobs that begin otherwise than by a listing.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use trommel_storage::testsuite::S3Server;
+use trommel_tests::{
+    Cluster, Folder, PIPELINE, assert_code, assert_each_index_once, digits, digits_model, rows,
+    stderr,
+};
+
+fn why(cluster: &Cluster, id: &str) -> Value {
+    let run = cluster.command(["jobs", "why", id, "--json"]).run();
+    cluster.assert_code(&run, 0);
+    serde_json::from_slice(&run.stdout).unwrap()
+}
+
+/// Asks until the answer is as expected.
+#[track_caller]
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_job_that_does_not_move_is_explained() {
+    let folder = Folder::with_digits(40);
+    let mut cluster = Cluster::with(&["ingest", "preprocess", "sink"]);
+    let output = folder.path("rows/");
+    let submitted = cluster
+        .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
+        .args(["--id", "stuck"])
+        .run();
+    cluster.assert_code(&submitted, 0);
+    // All images come to wait for the role that nobody has.
+    let infer = |why: &Value| why["stages"][1].clone();
+    wait_for("tensors wait", || {
+        infer(&why(&cluster, "stuck"))["waiting"] == 40
+    });
+    let explained = why(&cluster, "stuck");
+    let stage = infer(&explained);
+    assert_eq!(
+        (&stage["stage"], &stage["workers"]),
+        (&json!("infer"), &json!(0))
+    );
+    assert_eq!(stage["oldest"].as_array().unwrap().len(), 3);
+    assert!(
+        stage["oldest"][0]["uri"]
+            .as_str()
+            .unwrap()
+            .contains("images/")
+    );
+    let findings = explained["findings"].to_string();
+    assert!(
+        findings.contains("trommel worker --role infer"),
+        "{findings}"
+    );
+    let shown = cluster.command(["jobs", "why", "stuck"]).run();
+    let words = String::from_utf8(shown.stdout).unwrap();
+    assert!(words.contains("0 workers, 40 waiting"), "{words}");
+    // Once the role is there, the job ends and says so.
+    cluster.start("infer", &[]);
+    cluster.await_ready();
+    cluster.assert_code(&cluster.command(["jobs", "watch", "stuck"]).run(), 0);
+    assert!(
+        why(&cluster, "stuck")["findings"]
+            .to_string()
+            .contains("complete")
+    );
+    assert_code(&cluster.command(["jobs", "why", "none"]).run(), 1);
+}
+
+#[test]
+fn what_was_last_said_of_an_image_is_told() {
+    let server = S3Server::start();
+    let folder = Folder::with_digits(30);
+    folder.upload(&server, "photos");
+    let mut cluster = Cluster::new()
+        .s3(&server)
+        .env("TROMMEL_S3__ATTEMPTS", "1")
+        .env("TROMMEL_RETRY__BASE", "3s")
+        .env("TROMMEL_RETRY__MAX_ATTEMPTS", "9");
+    cluster.start("ingest", &[]);
+    cluster.await_ready();
+    let output = folder.path("rows/");
+    let submitted = cluster
+        .submit("s3://photos/images/", output.to_str().unwrap())
+        .args(["--id", "said"])
+        .run();
+    cluster.assert_code(&submitted, 0);
+    let tasks = || why(&cluster, "said")["stages"][0]["waiting"].clone();
+    wait_for("all are listed", || tasks() == 30);
+    server.be_unavailable(25);
+    for role in ["preprocess", "infer", "sink"] {
+        cluster.start(role, &[]);
+    }
+    cluster.await_ready();
+    let said = || why(&cluster, "said")["said"].clone();
+    let mut words = Value::Null;
+    wait_for("something is said", || {
+        words = said();
+        words.as_array().is_some_and(|said| !said.is_empty())
+    });
+    assert_eq!(words[0]["stage"], "preprocess", "{words}");
+    let error = words[0]["error"].as_str().unwrap();
+    assert!(error.contains("s3://photos/"), "{words}");
+    cluster.assert_code(&cluster.command(["jobs", "watch", "said"]).run(), 0);
+    assert_each_index_once(&rows(&output), 30);
+}
+
+#[test]
+fn a_dry_run_counts_and_measures_and_stores_nothing() {
+    let folder = Folder::with_digits(700);
+    let cluster = Cluster::with(&PIPELINE);
+    let output = folder.path("rows/");
+    let dry = cluster
+        .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
+        .args(["--dry-run", "--json"])
+        .run();
+    cluster.assert_code(&dry, 0);
+    let told: Value = serde_json::from_slice(&dry.stdout).unwrap();
+    assert_eq!(
+        (&told["images"], &told["all_counted"]),
+        (&json!(700), &json!(true))
+    );
+    assert_eq!(told["sample"][0]["ok"], 512);
+    assert!(told["images_per_second"].as_f64().unwrap() > 0.0, "{told}");
+    let eta = told["eta_seconds"].as_f64().unwrap();
+    assert!((eta - 700.0 / told["images_per_second"].as_f64().unwrap()).abs() < 1e-6);
+    assert!(!output.exists(), "nothing is stored");
+    let shown = cluster
+        .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
+        .arg("--dry-run")
+        .run();
+    let words = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        words.contains("images      700") && words.contains("bottleneck"),
+        "{words}"
+    );
+    // The job itself goes on as if nothing had been.
+    cluster.classify(folder.images().to_str().unwrap(), output.to_str().unwrap());
+    assert_each_index_once(&rows(&output), 700);
+}
+
+/// A notification as S3-compatible stores publish it.
+fn notification(key: &str) -> String {
+    json!({
+        "EventName": "s3:ObjectCreated:Put",
+        "Key": format!("photos/{key}"),
+        "Records": [{
+            "eventName": "s3:ObjectCreated:Put",
+            "eventTime": "2026-11-21T08:00:00.000Z",
+            "s3": {"bucket": {"name": "photos"}, "object": {"key": key, "size": 100, "eTag": "e"}},
+        }],
+    })
+    .to_string()
+}
+
+#[test]
+fn new_objects_are_classified_as_their_events_come() {
+    let server = S3Server::start();
+    server.create_bucket("photos");
+    let mut cluster = Cluster::new().s3(&server);
+    let roles: Vec<usize> = PIPELINE
+        .iter()
+        .map(|role| cluster.start(role, &[]))
+        .collect();
+    cluster.await_ready();
+    let run = cluster
+        .submit("nats://bucket.events", "s3://photos/rows/")
+        .args(["--id", "standing"])
+        .run();
+    cluster.assert_code(&run, 0);
+    let put = |number: usize| {
+        let key = format!("new/{number:03}.png");
+        let image = &digits()[number % digits().len()];
+        server.put("photos", &key, &std::fs::read(image).unwrap());
+        key
+    };
+    let committed = |cluster: &Cluster| {
+        let run = cluster
+            .command(["jobs", "show", "standing", "--json"])
+            .run();
+        let status: Value = serde_json::from_slice(&run.stdout).unwrap_or_default();
+        status["models"][0]["committed"].as_u64().unwrap_or(0)
+    };
+    wait_for("the job runs", || {
+        let run = cluster
+            .command(["jobs", "show", "standing", "--json"])
+            .run();
+        String::from_utf8_lossy(&run.stdout).contains("\"running\"")
+    });
+    for number in 0..20 {
+        cluster.publish("bucket.events", notification(&put(number)).as_bytes());
+    }
+    cluster.publish("bucket.events", b"no notification");
+    wait_for("the first rows", || committed(&cluster) == 20);
+    // What comes while nobody lists is not lost, nor is what was listed done again.
+    cluster.kill(roles[0]);
+    for number in 20..50 {
+        cluster.publish("bucket.events", notification(&put(number)).as_bytes());
+    }
+    cluster.start_again(roles[0]);
+    cluster.await_ready();
+    wait_for("all rows", || committed(&cluster) == 50);
+    cluster.assert_code(&cluster.command(["jobs", "cancel", "standing"]).run(), 0);
+    let rows = rows(&server.path("photos", "rows"));
+    assert_each_index_once(&rows, 50);
+    let mut uris: Vec<_> = rows.iter().map(|row| row.uri.as_str()).collect();
+    uris.sort_unstable();
+    uris.dedup();
+    assert_eq!(uris.len(), 50);
+    assert!(rows.iter().all(|row| row.status == "ok"));
+    assert_eq!(rows[0].columns["event_name"], "s3:ObjectCreated:Put");
+}
+
+#[test]
+fn models_come_from_a_bucket() {
+    let server = S3Server::start();
+    server.create_bucket("models");
+    let upload = |version: &str| {
+        for file in ["model.onnx", "config.json", "preprocessor_config.json"] {
+            let content = std::fs::read(digits_model().join(file)).unwrap();
+            server.put("models", &format!("all/digits/{version}/{file}"), &content);
+        }
+    };
+    upload("1");
+    let folder = Folder::with_digits(100);
+    let mut cluster = Cluster::new().s3(&server).env(
+        "TROMMEL_MODEL_CACHE",
+        folder.path("cache").to_str().unwrap(),
+    );
+    cluster.set_repository("s3://models/all".as_ref());
+    for role in PIPELINE {
+        cluster.start(role, &[]);
+    }
+    cluster.await_ready();
+    let output = folder.path("rows/");
+    cluster.classify(folder.images().to_str().unwrap(), output.to_str().unwrap());
+    assert_each_index_once(&rows(&output), 100);
+    let listed = cluster.command(["jobs", "models"]).run();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("digits"));
+    // Nothing that is not under the prefix is taken for a model.
+    let wrong = cluster
+        .command([
+            "worker",
+            "--role",
+            "preprocess",
+            "--model-repository",
+            "s3://models/none/",
+        ])
+        .run();
+    assert_code(&wrong, 2);
+    assert!(
+        stderr(&wrong).contains("no models under this prefix"),
+        "{}",
+        stderr(&wrong)
+    );
+}
+
+#[test]
+fn a_tensor_that_no_message_can_hold_is_refused_at_start() {
+    let folder = Folder::new();
+    let models = folder.path("models");
+    std::fs::create_dir_all(models.join("large")).unwrap();
+    for file in ["model.onnx", "config.json", "preprocessor_config.json"] {
+        std::fs::copy(digits_model().join(file), models.join("large").join(file)).unwrap();
+    }
+    std::fs::write(
+        models.join("large/trommel.toml"),
+        "[preprocess]\nresize = [1200, 1200]\n",
+    )
+    .unwrap();
+    let mut cluster = Cluster::new();
+    cluster.set_repository(&models);
+    let worker = |args: &[&str]| {
+        let repository = ["--model-repository", models.to_str().unwrap()];
+        cluster.command(["worker"]).args(args).args(repository)
+    };
+    let refused = worker(&["--role", "preprocess"]).run();
+    assert_code(&refused, 2);
+    let words = stderr(&refused);
+    assert!(
+        words.contains("max_payload") && words.contains("4320000"),
+        "{words}"
+    );
+}
