@@ -1,9 +1,11 @@
 //! Resampling along one axis, equal to the reference's: its coefficients, its precision, its
 //! rounding to bytes after each axis.
 //!
-//! The scalar loops say what is computed. Where the processor can, it is computed by `x86`, which
-//! gives the same bytes.
+//! The scalar loops say what is computed. Where the processor can, it is computed by `x86` or by
+//! `neon`, which give the same bytes.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 mod weights;
 #[cfg(target_arch = "x86_64")]
@@ -27,11 +29,12 @@ pub(crate) struct Axis {
     weights: Vec<i32>,
     /// Fraction bits of a weight.
     fraction: u32,
-    /// The same weights for the instructions in use; `None` where they cannot take them.
+    /// What the instructions in use need; `None` where they cannot be used.
     packed: Option<Packed>,
 }
 
-/// Weights cut up for instructions that multiply small numbers, for four pixels each.
+/// Instructions and their weights, cut up for those that multiply small numbers, for four pixels
+/// each.
 enum Packed {
     /// Three signed digits to the base of 256, the lowest first; a byte for each pixel. And the same
     /// for four output pixels at once, where their source pixels lie close together.
@@ -41,6 +44,9 @@ enum Packed {
     /// number.
     #[cfg(target_arch = "x86_64")]
     Avx2(Vec<[[i32; 2]; 2]>),
+    /// The weights as they are.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 /// Instructions that a pass may use.
@@ -53,24 +59,32 @@ pub(crate) enum Level {
     Vnni,
     #[cfg(target_arch = "x86_64")]
     Vbmi,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Level {
     /// The best that this processor has.
     pub(crate) fn detect() -> Self {
+        Self::available().pop().unwrap_or(Self::Scalar)
+    }
+
+    /// Those that this processor has beside the scalar ones, the best one last.
+    fn available() -> Vec<Self> {
+        let mut levels = vec![];
         #[cfg(target_arch = "x86_64")]
         {
-            if x86::has_vbmi() {
-                return Self::Vbmi;
-            }
-            if x86::has_vnni() {
-                return Self::Vnni;
-            }
-            if x86::has_avx2() {
-                return Self::Avx2;
-            }
+            let all = [
+                (Self::Avx2, x86::has_avx2()),
+                (Self::Vnni, x86::has_vnni()),
+                (Self::Vbmi, x86::has_vbmi()),
+            ];
+            levels.extend(all.iter().filter(|(_, has)| *has).map(|(level, _)| *level));
         }
-        Self::Scalar
+        // Every such processor has it.
+        #[cfg(target_arch = "aarch64")]
+        levels.push(Self::Neon);
+        levels
     }
 }
 
@@ -107,10 +121,14 @@ impl Axis {
             fraction,
             packed: None,
         };
-        if padded == taps {
-            axis.packed = Packed::of(&axis, level);
-        }
+        axis.packed = Packed::of(&axis, level);
         axis
+    }
+
+    /// The weights, four at a time.
+    #[cfg(target_arch = "x86_64")]
+    fn fours(&self) -> impl Iterator<Item = [i32; 4]> {
+        self.weights.as_chunks().0.iter().copied()
     }
 
     /// Output pixels.
@@ -136,6 +154,8 @@ impl Axis {
             }
             #[cfg(target_arch = "x86_64")]
             Some(Packed::Avx2(digits)) if x86::horizontal_avx2(self, digits, source, target) => {}
+            #[cfg(target_arch = "aarch64")]
+            Some(Packed::Neon) if neon::horizontal(self, source, target) => {}
             _ => scalar::horizontal(self, source, target),
         }
     }
@@ -151,6 +171,8 @@ impl Axis {
             #[cfg(target_arch = "x86_64")]
             Some(Packed::Avx2(digits))
                 if x86::vertical_avx2(self, digits, (source, first, pitch), target) => {}
+            #[cfg(target_arch = "aarch64")]
+            Some(Packed::Neon) if neon::vertical(self, (source, first, pitch), target) => {}
             _ => scalar::vertical(self, (source, first, pitch), target),
         }
     }
@@ -158,11 +180,15 @@ impl Axis {
 
 impl Packed {
     fn of(axis: &Axis, level: Level) -> Option<Self> {
-        let (fours, _) = axis.weights.as_chunks::<4>();
+        if !axis.taps.is_multiple_of(4) {
+            return None;
+        }
         match level {
             Level::Scalar => None,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => Some(Self::Neon),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => Some(Self::Avx2(fours.iter().map(|four| words(*four)).collect())),
+            Level::Avx2 => Some(Self::Avx2(axis.fours().map(words).collect())),
             #[cfg(target_arch = "x86_64")]
             Level::Vnni | Level::Vbmi => {
                 // Three digits of a byte reach up to 1.99.
@@ -170,7 +196,7 @@ impl Packed {
                 if axis.weights.iter().any(|weight| weight.abs() > largest) {
                     return None;
                 }
-                let digits: Vec<_> = fours.iter().map(|four| bytes(*four)).collect();
+                let digits: Vec<_> = axis.fours().map(bytes).collect();
                 let quads = match level {
                     Level::Vbmi => x86::Quads::of(axis, &digits),
                     _ => None,
@@ -205,6 +231,19 @@ fn words([a, b, c, d]: [i32; 4]) -> [[i32; 2]; 2] {
     })
 }
 
+/// Writes a pixel of a row that begins at pixel `row`. Its fourth byte goes where the next pixel
+/// will be written; the last pixel of a row has no fourth byte.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline]
+fn store_pixel(target: &mut [u8], row: usize, pixel: usize, pixels: usize, value: i32) {
+    let (place, value) = (3 * (row + pixel), value.to_le_bytes());
+    if pixel + 1 < pixels {
+        target[place..place + 4].copy_from_slice(&value);
+    } else {
+        target[place..place + 3].copy_from_slice(&value[..3]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,25 +271,6 @@ mod tests {
             }
         };
         std::iter::repeat_with(next).take(length).collect()
-    }
-
-    fn levels() -> Vec<Level> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let mut levels = vec![];
-            if x86::has_avx2() {
-                levels.push(Level::Avx2);
-            }
-            if x86::has_vnni() {
-                levels.push(Level::Vnni);
-            }
-            if x86::has_vbmi() {
-                levels.push(Level::Vbmi);
-            }
-            levels
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        vec![]
     }
 
     #[test]
@@ -281,7 +301,7 @@ mod tests {
     fn check(size: (u32, u32), kept: Range<u32>, filter: Resample, arithmetic: Arithmetic) {
         let axis = |level| Axis::new(size, kept.clone(), filter, arithmetic, level);
         let (plain, from) = (axis(Level::Scalar), size.0 as usize);
-        for level in levels() {
+        for level in Level::available() {
             let axis = axis(level);
             for other in [1, 2, 3, 4, 5, 9, 21, 30] {
                 let source = noise(3 * from * other);

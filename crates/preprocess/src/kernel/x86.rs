@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::Axis;
+use crate::kernel::{Axis, store_pixel};
 
 /// Pixels that a step takes, in a row or in a column.
 const STEP: usize = 4;
@@ -462,18 +462,6 @@ fn vertical_256(
 #[target_feature(enable = "avx2")]
 fn joined_256([low, high]: [__m256i; 2], half: __m256i) -> __m256i {
     _mm256_add_epi32(_mm256_add_epi32(_mm256_slli_epi32::<11>(high), low), half)
-}
-
-/// Writes a pixel of a row that begins at pixel `row`. Its fourth byte goes where the next pixel
-/// will be written; the last pixel of a row has no fourth byte.
-#[inline]
-fn store_pixel(target: &mut [u8], row: usize, pixel: usize, pixels: usize, value: i32) {
-    let (place, value) = (3 * (row + pixel), value.to_le_bytes());
-    if pixel + 1 < pixels {
-        target[place..place + 4].copy_from_slice(&value);
-    } else {
-        target[place..place + 3].copy_from_slice(&value[..3]);
-    }
 }
 
 /// # Safety
