@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
+use std::sync::mpsc;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use trommel_queue::test_server::NatsServer;
@@ -16,6 +17,9 @@ use crate::{Folder, Trommel, assert_code, root, stderr};
 
 /// The roles of a whole pipeline, each in a process of its own, preprocess twice.
 pub const PIPELINE: [&str; 5] = ["ingest", "preprocess", "preprocess", "infer", "sink"];
+
+/// Time a command may take.
+const END: Duration = Duration::from_secs(180);
 
 /// A broker and its workers. Whatever still runs is killed when it is dropped.
 pub struct Cluster {
@@ -322,16 +326,29 @@ impl Cluster {
     #[track_caller]
     pub fn assert_code(&self, run: &Output, code: i32) {
         if run.status.code() != Some(code) {
-            for (number, worker) in self.workers.iter().enumerate() {
-                eprintln!(
-                    "--- worker {number} ({})\n{}",
-                    worker.role,
-                    self.log(number)
-                );
-            }
+            self.tell();
             eprintln!("{}", stderr(run));
         }
         assert_code(run, code);
+    }
+
+    /// Runs a command to its end. Fails with what the workers said if it does not end.
+    #[track_caller]
+    pub fn run_to_end(&self, command: Trommel) -> Output {
+        let (ended, end) = mpsc::sync_channel(1);
+        thread::spawn(move || ended.send(command.run()));
+        end.recv_timeout(END).unwrap_or_else(|_| {
+            self.tell();
+            panic!("the command does not end");
+        })
+    }
+
+    /// Prints what the workers said.
+    fn tell(&self) {
+        for (number, worker) in self.workers.iter().enumerate() {
+            let log = self.log(number);
+            eprintln!("--- worker {number} ({})\n{log}", worker.role);
+        }
     }
 }
 

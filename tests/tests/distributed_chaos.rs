@@ -50,11 +50,18 @@ fn submit(cluster: &Cluster, source: &str, output: &str, id: &str) -> Child {
         .spawn()
 }
 
-/// Waits for the job that was submitted under this id and checks its rows.
+/// Waits for the end of the job that was submitted under this id.
 #[track_caller]
-fn assert_complete(cluster: &Cluster, id: &str, output: &Path) {
-    let watched = cluster.command(["jobs", "watch", id]).run();
+fn assert_ends_well(cluster: &Cluster, id: &str, mut waiting: Child) {
+    let watched = cluster.run_to_end(cluster.command(["jobs", "watch", id]));
     cluster.assert_code(&watched, 0);
+    // It sees the end too, or gave up while no ingest answered.
+    drop(waiting.wait());
+}
+
+/// Checks the rows of a job.
+#[track_caller]
+fn assert_complete(output: &Path) {
     assert_each_index_once(&rows(output), IMAGES);
     assert!(output.join("_SUCCESS").exists());
 }
@@ -109,21 +116,20 @@ fn upload(folder: &Folder, server: &S3Server) {
 fn killing_roles_loses_nothing_and_doubles_nothing() {
     let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
     let mut cluster = on_bucket(&folder, &server);
-    let mut waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "killed");
+    let waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "killed");
     kill_roles(&mut cluster, &mut random, "killed");
-    // It may have given up while no ingest answered.
-    drop(waiting.wait());
-    assert_complete(&cluster, "killed", &server.path("photos", "rows"));
+    assert_ends_well(&cluster, "killed", waiting);
+    assert_complete(&server.path("photos", "rows"));
 }
 
 #[test]
 fn killing_the_broker_loses_nothing_and_doubles_nothing() {
     let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
     let mut cluster = on_bucket(&folder, &server);
-    let mut waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "broken");
+    let waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "broken");
     kill_broker(&mut cluster, &mut random, "broken");
-    drop(waiting.wait());
-    assert_complete(&cluster, "broken", &server.path("photos", "rows"));
+    assert_ends_well(&cluster, "broken", waiting);
+    assert_complete(&server.path("photos", "rows"));
 }
 
 /// Waits until something is so, or fails with the log of this worker.
@@ -158,7 +164,7 @@ fn wake_the_dead(ignore_preconditions: bool) {
     let mut cluster = on_bucket(&folder, &server);
     let zombie = cluster.of_role("sink")[0];
     let output = server.path("photos", "rows");
-    let mut waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "undead");
+    let waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "undead");
     // It has begun to commit and holds rows.
     let has_parts = || {
         let names = std::fs::read_dir(&output).into_iter().flatten().flatten();
@@ -168,8 +174,8 @@ fn wake_the_dead(ignore_preconditions: bool) {
     };
     until(has_parts, &cluster, zombie);
     bury_and_wake(&mut cluster, zombie);
-    drop(waiting.wait());
-    assert_complete(&cluster, "undead", &output);
+    assert_ends_well(&cluster, "undead", waiting);
+    assert_complete(&output);
     // It has seen that the job is another's.
     until(
         || cluster.log(zombie).contains("another sink"),
@@ -195,11 +201,9 @@ fn on_bucket_into(database: &PostgresServer, folder: &Folder, server: &S3Server)
     slow(cluster.env("PGPASSWORD", database.password()))
 }
 
-/// Waits for the job of this id and checks its rows in the table `labels`.
+/// Checks the rows of the job of this id in the table `labels`.
 #[track_caller]
-fn assert_complete_in(database: &PostgresServer, cluster: &Cluster, id: &str) {
-    let watched = cluster.command(["jobs", "watch", id]).run();
-    cluster.assert_code(&watched, 0);
+fn assert_complete_in(database: &PostgresServer, id: &str) {
     assert_eq!(
         database.query(&format!(
             "SELECT count(*), count(DISTINCT index), min(index), max(index), \
@@ -219,14 +223,14 @@ fn killing_roles_and_the_database_loses_nothing_and_doubles_nothing() {
     let mut database = PostgresServer::start();
     let mut cluster = on_bucket_into(&database, &folder, &server);
     let output = database.url_without_password("labels");
-    let mut waiting = submit(&cluster, BUCKET, &output, "killed");
+    let waiting = submit(&cluster, BUCKET, &output, "killed");
     kill_roles(&mut cluster, &mut random, "killed");
     for _ in 0..2 {
         sleep(Duration::from_millis(random.random_range(50..300)));
         database.restart();
     }
-    drop(waiting.wait());
-    assert_complete_in(&database, &cluster, "killed");
+    assert_ends_well(&cluster, "killed", waiting);
+    assert_complete_in(&database, "killed");
 }
 
 #[test]
@@ -235,10 +239,10 @@ fn killing_the_broker_beside_a_database_loses_nothing_and_doubles_nothing() {
     let database = PostgresServer::start();
     let mut cluster = on_bucket_into(&database, &folder, &server);
     let output = database.url_without_password("labels");
-    let mut waiting = submit(&cluster, BUCKET, &output, "broken");
+    let waiting = submit(&cluster, BUCKET, &output, "broken");
     kill_broker(&mut cluster, &mut random, "broken");
-    drop(waiting.wait());
-    assert_complete_in(&database, &cluster, "broken");
+    assert_ends_well(&cluster, "broken", waiting);
+    assert_complete_in(&database, "broken");
 }
 
 #[test]
@@ -248,15 +252,15 @@ fn a_sink_back_from_the_dead_inserts_nothing_twice() {
     let mut cluster = on_bucket_into(&database, &folder, &server);
     let zombie = cluster.of_role("sink")[0];
     let output = database.url_without_password("labels");
-    let mut waiting = submit(&cluster, BUCKET, &output, "undead");
+    let waiting = submit(&cluster, BUCKET, &output, "undead");
     let has_rows = || {
         database.query("SELECT to_regclass('labels') IS NOT NULL") == "t"
             && database.query("SELECT EXISTS (SELECT FROM labels)") == "t"
     };
     until(has_rows, &cluster, zombie);
     bury_and_wake(&mut cluster, zombie);
-    drop(waiting.wait());
-    assert_complete_in(&database, &cluster, "undead");
+    assert_ends_well(&cluster, "undead", waiting);
+    assert_complete_in(&database, "undead");
 }
 
 #[test]
@@ -265,7 +269,7 @@ fn killing_nodes_of_a_replicated_broker_loses_nothing_and_doubles_nothing() {
     let mut cluster = slow(Cluster::replicated());
     let (images, output) = (folder.images(), folder.path("rows/"));
     let (source, to) = (images.to_str().unwrap(), output.to_str().unwrap());
-    let mut waiting = submit(&cluster, source, to, "replicated");
+    let waiting = submit(&cluster, source, to, "replicated");
     // One after the other, whichever of them leads; a majority is always there.
     for node in [0, 1, 2] {
         sleep(Duration::from_millis(random.random_range(300..900)));
@@ -279,6 +283,6 @@ fn killing_nodes_of_a_replicated_broker_loses_nothing_and_doubles_nothing() {
         // It catches up before the next one goes.
         sleep(Duration::from_secs(3));
     }
-    drop(waiting.wait());
-    assert_complete(&cluster, "replicated", &output);
+    assert_ends_well(&cluster, "replicated", waiting);
+    assert_complete(&output);
 }

@@ -411,33 +411,43 @@ impl Broker {
         }
     }
 
+    /// Makes sure that JetStream is there. A cluster that is choosing its leader is waited for.
     async fn check_jetstream(&self, url: &str) -> Result<(), QueueError> {
         use async_nats::jetstream::context::AccountErrorKind as Kind;
-        let Err(error) = self.inner.context.query_account().await else {
-            return Ok(());
-        };
-        let off = match error.kind() {
-            Kind::JetStreamUnavailable => true,
-            Kind::JetStream(error) => [
-                ErrorCode::JETSTREAM_NOT_ENABLED,
-                ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT,
-            ]
-            .contains(&error.error_code()),
-            Kind::TimedOut | Kind::Other => false,
-        };
-        Err(if off {
-            QueueError::new(
-                QueueErrorKind::Unsupported,
-                format!(
-                    "JetStream is not enabled on {url}: start nats-server with -js, or enable it \
-                     for this account"
-                ),
-            )
-        } else {
-            QueueError::new(
-                QueueErrorKind::Unreachable,
-                format!("JetStream on {url} does not answer: {error}"),
-            )
-        })
+        let give_up = Instant::now() + PATIENCE;
+        let mut backoff = Backoff::new();
+        loop {
+            let Err(error) = self.inner.context.query_account().await else {
+                return Ok(());
+            };
+            let off = match error.kind() {
+                Kind::JetStreamUnavailable => true,
+                Kind::JetStream(error) => [
+                    ErrorCode::JETSTREAM_NOT_ENABLED,
+                    ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT,
+                ]
+                .contains(&error.error_code()),
+                Kind::TimedOut | Kind::Other => false,
+            };
+            if off {
+                return Err(QueueError::new(
+                    QueueErrorKind::Unsupported,
+                    format!(
+                        "JetStream is not enabled on {url}: start nats-server with -js, or enable \
+                         it for this account"
+                    ),
+                ));
+            }
+            if Instant::now() >= give_up {
+                return Err(QueueError::new(
+                    QueueErrorKind::Unreachable,
+                    format!("JetStream on {url} does not answer: {error}"),
+                ));
+            }
+            if backoff.warn_now() {
+                warn!(%url, %error, "JetStream does not answer, asking again");
+            }
+            backoff.wait().await;
+        }
     }
 }

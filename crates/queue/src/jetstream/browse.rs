@@ -1,9 +1,11 @@
 //! Looks at stored messages without taking them.
 
+use std::time::Duration;
+
 use async_nats::HeaderMap;
 use async_nats::jetstream::stream::{self, DiscardPolicy, RawMessageErrorKind, StorageType};
 use bytes::Bytes;
-use std::time::Duration;
+use serde_json::{Value, json};
 
 use super::{Broker, StreamName};
 use crate::{QueueError, QueueErrorKind};
@@ -56,40 +58,44 @@ impl Broker {
     /// # Errors
     /// When the subject is none, or no stream can be made for it.
     pub async fn feed(&self, subject: &str) -> Result<Feed, QueueError> {
-        let invalid = |error: &dyn std::fmt::Display| {
-            QueueError::new(
-                QueueErrorKind::Misconfigured,
-                format!("events on {subject} cannot be followed: {error}"),
-            )
+        let names: Option<Value> = self
+            .ask("STREAM.NAMES", &json!({ "subject": subject }), &[])
+            .await
+            .map_err(|error| unfollowed(subject, &error))?;
+        let taker = names.and_then(|names| Some(names["streams"].get(0)?.as_str()?.to_owned()));
+        let name = match taker {
+            Some(name) => name,
+            None => self.make_feed(subject).await?,
         };
-        let stream = match self.context().stream_by_subject(subject).await {
-            Ok(name) => self.context().get_stream_no_info(name).await,
-            Err(_) => {
-                let name: String = subject
-                    .chars()
-                    .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
-                    .collect();
-                let prefix = &self.config().prefix;
-                let config = stream::Config {
-                    name: format!("{prefix}_FEED_{name}").to_ascii_uppercase(),
-                    subjects: vec![subject.to_owned()],
-                    storage: StorageType::File,
-                    discard: DiscardPolicy::Old,
-                    max_age: EVENTS_MAX_AGE,
-                    num_replicas: self.config().replicas,
-                    ..stream::Config::default()
-                };
-                let made = self.context().create_stream(config).await;
-                let made = made.map_err(|error| invalid(&error))?;
-                self.context()
-                    .get_stream_no_info(&made.cached_info().config.name)
-                    .await
-            }
-        };
+        let stream = self.context().get_stream_no_info(name).await;
         Ok(Feed {
-            stream: stream.map_err(|error| invalid(&error))?,
+            stream: stream.map_err(|error| unreadable(subject, &error))?,
             subject: subject.to_owned(),
         })
+    }
+
+    /// Makes a stream that keeps what is published on a subject; gives its name.
+    async fn make_feed(&self, subject: &str) -> Result<String, QueueError> {
+        let name: String = subject
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+            .collect();
+        let prefix = &self.config().prefix;
+        let name = format!("{prefix}_FEED_{name}").to_ascii_uppercase();
+        let config = stream::Config {
+            name: name.clone(),
+            subjects: vec![subject.to_owned()],
+            storage: StorageType::File,
+            discard: DiscardPolicy::Old,
+            max_age: EVENTS_MAX_AGE,
+            num_replicas: self.config().replicas,
+            ..stream::Config::default()
+        };
+        let _made: Option<Value> = self
+            .ask(&format!("STREAM.CREATE.{name}"), &json!(config), &[])
+            .await
+            .map_err(|error| unfollowed(subject, &error))?;
+        Ok(name)
     }
 }
 
@@ -119,6 +125,11 @@ async fn first(
         Err(error) if matches!(error.kind(), RawMessageErrorKind::NoMessageFound) => Ok(None),
         Err(error) => Err(unreadable(subject, &error)),
     }
+}
+
+fn unfollowed(subject: &str, error: &QueueError) -> QueueError {
+    let message = format!("events on {subject} cannot be followed: {error}");
+    QueueError::new(error.kind(), message)
 }
 
 fn unreadable(what: &str, error: &dyn std::fmt::Display) -> QueueError {

@@ -1,5 +1,5 @@
 use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::consumer::{self, AckPolicy, pull};
+use async_nats::jetstream::consumer::{self, AckPolicy, IntoConsumerConfig, pull};
 use serde_json::json;
 
 use super::queue::ConsumerSpec;
@@ -46,17 +46,11 @@ pub(super) async fn ensure_consumer(
             return Ok(());
         }
     }
-    let made = broker
-        .context()
-        .create_consumer_on_stream(wanted, stream.as_str());
-    match made.await {
-        Ok(_) => Ok(()),
-        Err(error) => Err(QueueError::new(
-            QueueErrorKind::Misconfigured,
-            format!(
-                "failed to create consumer {} of stream {stream} for {:?}: {error}",
-                spec.durable, spec.filter_subject
-            ),
-        )),
-    }
+    let api = format!(
+        "CONSUMER.CREATE.{stream}.{}.{}",
+        spec.durable, spec.filter_subject
+    );
+    let question = json!({ "stream_name": stream, "config": wanted.into_consumer_config() });
+    broker.ask::<consumer::Info>(&api, &question, &[]).await?;
+    Ok(())
 }
