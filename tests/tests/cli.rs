@@ -129,6 +129,136 @@ fn results_are_evaluated_from_folders_and_from_a_file() {
     );
 }
 
+/// The rows of a run, and of another over the same images whose scores and labels have moved.
+fn two_runs(folder: &Folder) {
+    let top = |best: (&str, f64), next: (&str, f64)| {
+        serde_json::json!([
+            {"class": 0, "label": best.0, "score": best.1},
+            {"class": 1, "label": next.0, "score": next.1},
+        ])
+    };
+    let row = |index: u64, best: (&str, f64), next: (&str, f64)| {
+        serde_json::json!({
+            "job_id": "j", "index": index, "uri": format!("{index}.jpg"), "status": "ok",
+            "label": best.0, "score": best.1, "top": top(best, next),
+        })
+    };
+    let failed = |index: u64| {
+        serde_json::json!({
+            "job_id": "j", "index": index, "uri": format!("{index}.jpg"), "status": "failed",
+            "error_kind": "corrupt", "error": "damaged",
+        })
+    };
+    let write = |name: &str, rows: &[Value]| {
+        let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        fs::write(folder.path(name), lines).unwrap();
+    };
+    let plain = [
+        row(0, ("cat", 0.9), ("dog", 0.1)),
+        row(1, ("cat", 0.6), ("dog", 0.4)),
+        row(2, ("dog", 0.75), ("cat", 0.25)),
+        failed(3),
+        failed(4),
+        row(5, ("dog", 0.5), ("cat", 0.5)),
+    ];
+    let quantised = [
+        row(0, ("cat", 0.8), ("dog", 0.2)),
+        row(1, ("dog", 0.7), ("cat", 0.3)),
+        row(2, ("dog", 0.75), ("cat", 0.25)),
+        failed(3),
+        row(4, ("cat", 0.9), ("dog", 0.1)),
+        row(6, ("cat", 0.9), ("dog", 0.1)),
+    ];
+    write("plain.jsonl", &plain);
+    write("int8.jsonl", &quantised);
+}
+
+#[test]
+fn two_runs_are_compared_label_by_label() {
+    let folder = Folder::new();
+    two_runs(&folder);
+    let compare = |least: &str| {
+        Trommel::new(["evaluate", "--json", "--min-agreement", least, "--against"])
+            .arg(folder.path("plain.jsonl"))
+            .arg(folder.path("int8.jsonl"))
+            .run()
+    };
+    let run = compare("0.5");
+    assert_code(&run, 0);
+    let found: Value = serde_json::from_str(&stdout(&run)).unwrap();
+    // Of 0, 1, 2 and 4, the first and the third have the same label.
+    assert_eq!(found["images"], 4);
+    assert_eq!(found["agreement"], 0.5);
+    assert_eq!(found["worst_score_change"]["uri"], "1.jpg");
+    assert_eq!(found["worst_score_change"]["label"], "cat");
+    let near = |value: &Value, expected: f64| (value.as_f64().unwrap() - expected).abs() < 1e-6;
+    // 0.1, 0.3 and 0.
+    assert!(near(&found["mean_score_change"], 0.4 / 3.0), "{found}");
+    assert_eq!(found["failed_in_both"], 1);
+    assert_eq!(found["failed_there"], 1);
+    assert_eq!(found["only_here"], 1);
+    assert_eq!(found["only_there"], 1);
+    let cat = &found["classes"][0];
+    assert_eq!((&cat["label"], &cat["images"]), (&"cat".into(), &2.into()));
+    assert!(near(&cat["worst_score_change"], 0.3), "{found}");
+    let changed: Vec<_> = found["changed"].as_array().unwrap().iter().collect();
+    assert_eq!(changed.len(), 2, "{found}");
+
+    assert_code(&compare("0.6"), 3);
+    let nothing = Trommel::new(["evaluate", "--against"])
+        .arg(folder.path("plain.jsonl"))
+        .arg(folder.path("missing.jsonl"))
+        .run();
+    assert_code(&nothing, 2);
+}
+
+#[test]
+fn a_profile_tells_where_a_models_time_goes_and_draws_it() {
+    let folder = Folder::new();
+    let picture = folder.path("digits.svg");
+    let run = Trommel::new([
+        "profile",
+        "--json",
+        "--runs",
+        "3",
+        "--batches",
+        "1,4",
+        "--model",
+    ])
+    .arg(digits_model())
+    .arg("--picture")
+    .arg(&picture)
+    .run();
+    assert_code(&run, 0);
+    let report: Value = serde_json::from_str(&stdout(&run)).unwrap();
+    let nodes = report["nodes"].as_array().unwrap();
+    let time = |of: &Value| of["milliseconds"].as_f64().unwrap();
+    let in_nodes: f64 = nodes.iter().map(time).sum();
+    assert!(
+        nodes.iter().any(|node| node["operator"] == "Gemm"),
+        "{report}"
+    );
+    assert!(in_nodes > 0.0 && in_nodes <= time(&report), "{report}");
+    let operators = report["operators"].as_array().unwrap();
+    let by_operator: f64 = operators.iter().map(time).sum();
+    assert!((by_operator - in_nodes).abs() < 1e-9, "{report}");
+    let batches = report["throughput"].as_array().unwrap().iter();
+    let batches: Vec<_> = batches
+        .map(|rate| rate["batch"].as_u64().unwrap())
+        .collect();
+    assert_eq!(batches, [1, 4]);
+
+    let drawn = fs::read_to_string(picture).unwrap();
+    assert!(
+        drawn.starts_with("<svg") && drawn.ends_with("</svg>"),
+        "{drawn}"
+    );
+    for operator in operators {
+        assert!(drawn.contains(operator["operator"].as_str().unwrap()));
+    }
+    assert_eq!(drawn.matches("<title>").count(), nodes.len());
+}
+
 #[test]
 fn the_summary_is_json_on_request_and_silence_is_kept() {
     let folder = Folder::with_digits(5);

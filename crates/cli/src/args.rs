@@ -48,7 +48,9 @@ pub(crate) enum Command {
     /// Look at a model
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Score results against labels: accuracy, precision, recall, confusion
+    /// Where a model's time goes: by node, by operator, by size of batch
+    Profile(ProfileArgs),
+    /// Score results against labels, or against another run's results
     Evaluate(EvaluateArgs),
     /// Print the effective configuration, secrets redacted
     Config(Box<ConfigArgs>),
@@ -410,6 +412,46 @@ pub(crate) enum ModelCommand {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// Model directory
+    #[arg(short, long, value_name = "DIR", env = "TROMMEL_MODEL")]
+    pub(crate) model: PathBuf,
+
+    /// Images in the batch that is profiled. Default: infer.max-batch
+    #[arg(long, value_name = "N")]
+    pub(crate) batch: Option<NonZeroUsize>,
+
+    /// Batches that are profiled
+    #[arg(long, value_name = "N", default_value = "20")]
+    pub(crate) runs: NonZeroUsize,
+
+    /// Sizes of batches whose throughput is measured
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,32"
+    )]
+    pub(crate) batches: Vec<NonZeroUsize>,
+
+    /// Where the model runs: cpu, cuda:N, tensorrt:N. Default: infer.device
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+
+    /// Threads inside the model. Default: infer.intra-threads
+    #[arg(long, value_name = "N")]
+    pub(crate) intra_threads: Option<NonZeroUsize>,
+
+    /// Draw it into this file
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) picture: Option<PathBuf>,
+
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("truth").required(true))]
 pub(crate) struct EvaluateArgs {
     /// A result file, or a folder of parts
@@ -423,9 +465,18 @@ pub(crate) struct EvaluateArgs {
     #[arg(long, value_name = "folders|column:NAME", group = "truth")]
     pub(crate) labels_from: Option<String>,
 
+    /// Compare with the results of another run over the same images: how many labels are equal,
+    /// and how far scores have moved. Tells what quantisation or another device has cost
+    #[arg(long, value_name = "RESULTS", group = "truth")]
+    pub(crate) against: Option<PathBuf>,
+
     /// Exit with 3 when accuracy is below this
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "against")]
     pub(crate) min_accuracy: Option<f64>,
+
+    /// Exit with 3 when the share of equal labels is below this
+    #[arg(long, value_name = "SHARE", value_parser = share, requires = "against")]
+    pub(crate) min_agreement: Option<f64>,
 
     /// As JSON
     #[arg(long)]

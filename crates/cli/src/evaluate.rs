@@ -1,4 +1,4 @@
-//! `trommel evaluate`: results against labels.
+//! `trommel evaluate`: results against labels, or against another run's.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,11 +9,42 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use trommel_storage::{ResultRow, read_rows};
 
+use crate::agreement::compare;
 use crate::args::EvaluateArgs;
 use crate::exit::{Exit, Usage};
 
 /// Runs the command.
 pub(crate) fn run(args: &EvaluateArgs) -> Result<Exit> {
+    if let Some(against) = &args.against {
+        let agreement = compare(&args.results, against)?;
+        print(&agreement, args.json)?;
+        return Ok(verdict(agreement.agreement, args.min_agreement));
+    }
+    let evaluation = score(args)?;
+    print(&evaluation, args.json)?;
+    Ok(verdict(evaluation.accuracy, args.min_accuracy))
+}
+
+fn print(what: &(impl Serialize + fmt::Display), json: bool) -> Result<()> {
+    if json {
+        let text = serde_json::to_string_pretty(what).context("failed to write JSON")?;
+        writeln!(io::stdout(), "{text}")?;
+    } else {
+        write!(io::stdout(), "{what}")?;
+    }
+    Ok(())
+}
+
+/// Whether a share is as high as it was to be.
+fn verdict(share: f64, least: Option<f64>) -> Exit {
+    if least.is_some_and(|least| share < least) {
+        Exit::Failed
+    } else {
+        Exit::Success
+    }
+}
+
+fn score(args: &EvaluateArgs) -> Result<Evaluation> {
     let truth = Truth::from(args).context(Usage)?;
     let mut tally = Tally::default();
     for row in read_rows(&args.results).context(Usage)? {
@@ -29,17 +60,7 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<Exit> {
             tally.unlabelled
         );
     }
-    let evaluation = tally.finish();
-    if args.json {
-        let text = serde_json::to_string_pretty(&evaluation).context("failed to write JSON")?;
-        writeln!(io::stdout(), "{text}")?;
-    } else {
-        write!(io::stdout(), "{evaluation}")?;
-    }
-    let too_low = args
-        .min_accuracy
-        .is_some_and(|limit| evaluation.accuracy < limit);
-    Ok(if too_low { Exit::Failed } else { Exit::Success })
+    Ok(tally.finish())
 }
 
 /// Where true labels come from.

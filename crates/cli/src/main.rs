@@ -1,5 +1,6 @@
 //! The `trommel` binary: arguments, configuration, telemetry, signals, and nothing else.
 
+mod agreement;
 mod args;
 mod classify;
 mod config;
@@ -7,6 +8,8 @@ mod evaluate;
 mod exit;
 mod jobs;
 mod model;
+mod profile;
+mod profile_picture;
 mod progress_bar;
 mod shutdown;
 mod summary;
@@ -65,6 +68,15 @@ fn run(cli: Cli) -> Result<Exit> {
             jobs::run(args.command, &config)
         }
         Command::Model(command) => model::run(command, cli.onnxruntime.as_deref()),
+        Command::Profile(args) => {
+            let tuning = TuningArgs {
+                device: args.device.clone(),
+                intra_threads: args.intra_threads,
+                ..TuningArgs::default()
+            };
+            let config = load(&tuning, &S3Args::default(), &BrokerArgs::default())?;
+            profile::run(&args, &config, cli.onnxruntime.as_deref())
+        }
         Command::Evaluate(args) => evaluate::run(&args),
         Command::Config(args) => {
             let config = load(&args.tuning, &S3Args::default(), &BrokerArgs::default())?;

@@ -77,8 +77,17 @@ impl OrtBackend {
         })
     }
 
+    /// Ends the profile of a session that was opened with one; gives its file.
+    pub(crate) fn end_profiling(&mut self) -> Result<String, InferError> {
+        let ended = self.session.end_profiling();
+        ended.map_err(|error| self.model.failed(&reason(&error)))
+    }
+
     /// Runs the first `images` images of the packer.
-    fn compute(&mut self, images: usize) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+    pub(crate) fn compute(
+        &mut self,
+        images: usize,
+    ) -> Result<Vec<Result<Scores, InferError>>, InferError> {
         let model = &*self.model;
         let computed = model.computed(images);
         if computed > images {

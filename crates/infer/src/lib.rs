@@ -3,7 +3,7 @@
 //! In flow order: [`Runtime`] is ONNX Runtime, loaded into the process; [`Model`] is an image
 //! classifier whose files have been read and checked against each other; [`Engine`] runs it, taking
 //! one image a call and forming the batches itself. [`ModelInfo`] tells what is known of a model,
-//! [`EngineStats`] what an engine has done.
+//! [`EngineStats`] what an engine has done, [`Profile`] where a model's time goes.
 //!
 //! Guarantees: every call of [`Engine::classify`] has one outcome of its own, whatever becomes of
 //! the batch it is in. A batch closes when it is full, when it has waited as long as it may, or
@@ -51,6 +51,7 @@ mod instances;
 mod model;
 mod onnx_file;
 mod pack;
+mod profile;
 mod runtime;
 mod scores;
 mod signature;
@@ -63,6 +64,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::{InferError, InferErrorKind};
 pub use info::ModelInfo;
 pub use model::{Model, ModelOptions, version};
+pub use profile::{BatchRate, NodeTime, Profile};
 pub use runtime::Runtime;
 pub use signature::Layout;
 pub use stats::EngineStats;

@@ -102,7 +102,7 @@ impl Model {
         let config = ModelConfig::read(dir)?;
         let path = find_file(dir, config.file.as_deref())?;
         let file = OnnxFile::read(&path)?;
-        let session = open_session(runtime, &path, options)?;
+        let session = open_session(runtime, &path, options, None)?;
         let inputs: Vec<_> = session.inputs().iter().map(TensorInfo::of).collect();
         let outputs: Vec<_> = session.outputs().iter().map(TensorInfo::of).collect();
         let signature =
@@ -204,8 +204,13 @@ impl Inner {
             .take();
         match open {
             Some(session) => Ok(session),
-            None => open_session(&self.runtime, &self.path, &self.options),
+            None => open_session(&self.runtime, &self.path, &self.options, None),
         }
+    }
+
+    /// A session whose runs are profiled into files that begin with this path.
+    pub(crate) fn profiled_session(&self, prefix: &Path) -> Result<Session, InferError> {
+        open_session(&self.runtime, &self.path, &self.options, Some(prefix))
     }
 
     /// The images that a run over `images` of them computes.
@@ -304,6 +309,7 @@ fn open_session(
     runtime: &Runtime,
     path: &Path,
     options: &ModelOptions,
+    profile: Option<&Path>,
 ) -> Result<Session, InferError> {
     let refused = |error: &dyn std::fmt::Display| {
         InferError::new(
@@ -316,12 +322,16 @@ fn open_session(
         )
     };
     let configure = || -> Result<SessionBuilder, ort::Error> {
-        Ok(Session::builder(runtime.environment())?
+        let builder = Session::builder(runtime.environment())?
             .with_optimization_level(GraphOptimizationLevel::All)?
             .with_parallel_execution(false)?
             .with_intra_threads(options.intra_threads)?
             // Threads that spin between batches would take the cores from decoding.
-            .with_intra_op_spinning(false)?)
+            .with_intra_op_spinning(false)?;
+        match profile {
+            Some(prefix) => Ok(builder.with_profiling(prefix)?),
+            None => Ok(builder),
+        }
     };
     let builder = configure().map_err(|error| refused(&error))?;
     let mut builder = options.device.apply(builder)?;
