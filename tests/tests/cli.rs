@@ -107,6 +107,11 @@ fn results_are_evaluated_from_folders_and_from_a_file() {
         "{by_folder}"
     );
     assert_eq!(by_folder["classes"].as_array().unwrap().len(), 10);
+    let bins = by_folder["calibration"].as_array().unwrap().iter();
+    let binned: u64 = bins.map(|bin| bin["images"].as_u64().unwrap()).sum();
+    assert_eq!(Some(binned), by_folder["images"].as_u64(), "{by_folder}");
+    let off = by_folder["calibration_error"].as_f64().unwrap();
+    assert!((0.0..0.1).contains(&off), "{by_folder}");
 
     // Against labels of which each is a seven, only the sevens are right.
     let rows = trommel_tests::rows(&output);
@@ -127,6 +132,9 @@ fn results_are_evaluated_from_folders_and_from_a_file() {
         (by_file["accuracy"].as_f64().unwrap() - expected).abs() < 1e-9,
         "{by_file}"
     );
+    // The scores are near 1, and few of the labels are right.
+    let off = by_file["calibration_error"].as_f64().unwrap();
+    assert!(off > 0.5, "{by_file}");
 }
 
 /// The rows of a run, and of another over the same images whose scores and labels have moved.

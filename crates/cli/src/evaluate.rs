@@ -136,8 +136,19 @@ struct Tally {
     unlabelled: u64,
     top1: u64,
     top5: u64,
+    /// By the score of the predicted label, in tenths.
+    bins: [Bin; 10],
     /// Rows by (true label, predicted label).
     confusion: BTreeMap<(String, String), u64>,
+}
+
+/// Rows whose best scores are alike.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bin {
+    images: u64,
+    right: u64,
+    /// Sum of the scores.
+    score: f64,
 }
 
 /// What the predictions are worth.
@@ -151,8 +162,23 @@ struct Evaluation {
     failed: u64,
     accuracy: f64,
     top5_accuracy: f64,
+    /// Expected calibration error (Guo et al., 2017, with ten bins): by how much the score of the
+    /// predicted label and the share of right ones differ, on average, 0 to 1. `null` without scores
+    /// from 0 to 1.
+    calibration_error: Option<f64>,
+    calibration: Vec<CalibrationBin>,
     classes: Vec<ClassScore>,
     confusion: Vec<Confused>,
+}
+
+/// Images whose predicted labels have scores in one tenth of 0 to 1.
+#[derive(Debug, Serialize)]
+struct CalibrationBin {
+    /// Lower end of the tenth.
+    from: f64,
+    images: u64,
+    mean_score: f64,
+    accuracy: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -184,7 +210,14 @@ impl Tally {
                 .or_default() += 1;
             return;
         };
-        self.top1 += u64::from(predicted == truth);
+        let is_right = u64::from(predicted == truth);
+        self.top1 += is_right;
+        if let Some(score) = row.score.filter(|score| (0.0..=1.0).contains(score)) {
+            let bin = &mut self.bins[((10.0 * score) as usize).min(9)];
+            bin.images += 1;
+            bin.right += is_right;
+            bin.score += f64::from(score);
+        }
         self.top5 += u64::from(row.top.iter().take(5).any(|label| &*label.label == truth));
         *self
             .confusion
@@ -217,7 +250,26 @@ impl Tally {
                 }
             })
             .collect();
+        let filled = self
+            .bins
+            .iter()
+            .enumerate()
+            .filter(|(_, bin)| bin.images > 0);
+        let calibration: Vec<_> = filled
+            .map(|(tenth, bin)| CalibrationBin {
+                from: tenth as f64 / 10.0,
+                images: bin.images,
+                mean_score: bin.score / bin.images as f64,
+                accuracy: share(bin.right, bin.images),
+            })
+            .collect();
+        let scored: u64 = calibration.iter().map(|bin| bin.images).sum();
+        let off = calibration
+            .iter()
+            .map(|bin| share(bin.images, scored) * (bin.mean_score - bin.accuracy).abs());
         Evaluation {
+            calibration_error: (scored > 0).then(|| off.sum()),
+            calibration,
             images: self.images,
             unlabelled: self.unlabelled,
             failed: self.failed,
@@ -249,6 +301,9 @@ impl fmt::Display for Evaluation {
             self.images
         )?;
         writeln!(f, "top-5 accuracy  {:.2} %", 100.0 * self.top5_accuracy)?;
+        if let Some(error) = self.calibration_error {
+            writeln!(f, "calibration     {:.2} % off", 100.0 * error)?;
+        }
         if self.failed > 0 {
             writeln!(
                 f,
