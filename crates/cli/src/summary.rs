@@ -200,7 +200,21 @@ impl fmt::Display for Report {
         for stage in &run.stages {
             write!(f, "  {} {:.0} %", stage.name, 100.0 * stage.share)?;
         }
-        writeln!(f, "  (most: {})", run.bottleneck)
+        writeln!(f, "  (most: {})", run.bottleneck)?;
+        let EngineStats {
+            max_batch,
+            fill,
+            gaps,
+            compute,
+            ..
+        } = run.engine;
+        let gaps = gaps.as_secs_f64() / compute.as_secs_f64().max(1e-9);
+        writeln!(
+            f,
+            "  model: batches of {max_batch} {:.0} % full, {:.1} % of its time between them",
+            100.0 * fill,
+            100.0 * gaps
+        )
     }
 }
 

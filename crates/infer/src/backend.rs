@@ -5,7 +5,7 @@ use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session};
 use ort::value::{DynValue, TensorRef};
 use trommel_types::Scores;
 
-use crate::error::reason;
+use crate::error::{is_out_of_memory, reason};
 use crate::model::Inner;
 use crate::pack::{Packed, Packer};
 use crate::scores::Scorer;
@@ -103,6 +103,14 @@ impl OrtBackend {
                 InferErrorKind::DeviceLost,
                 format_args!(
                     "device {} is lost: {}",
+                    model.options.device,
+                    reason(&error)
+                ),
+            ),
+            _ if is_out_of_memory(&error.to_string()) => InferError::new(
+                InferErrorKind::OutOfMemory,
+                format_args!(
+                    "device {} has no memory for {computed} images at once: {}",
                     model.options.device,
                     reason(&error)
                 ),

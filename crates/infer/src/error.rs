@@ -29,6 +29,8 @@ pub enum InferErrorKind {
     Pixels,
     /// The model failed on this image, also when run alone.
     ModelFailed,
+    /// The device has no memory for this batch. A smaller one may fit.
+    OutOfMemory,
     /// The device failed in a way that no other image will survive.
     DeviceLost,
     /// The engine has stopped; it classifies nothing more.
@@ -57,6 +59,19 @@ impl InferError {
     }
 }
 
+/// Whether ONNX Runtime says that memory was not to be had. It has no code for that: these are the
+/// words of its allocators, of the C++ library and of CUDA.
+pub(crate) fn is_out_of_memory(text: &str) -> bool {
+    const WORDS: [&str; 4] = [
+        "failed to allocate memory",
+        "bad_alloc",
+        "out of memory",
+        "bad allocation",
+    ];
+    let text = text.to_lowercase();
+    WORDS.iter().any(|words| text.contains(words))
+}
+
 /// The first line of what ONNX Runtime says, without its full stop, to stand inside a sentence.
 pub(crate) fn reason(error: &(impl fmt::Display + ?Sized)) -> String {
     let text = error.to_string();
@@ -65,4 +80,24 @@ pub(crate) fn reason(error: &(impl fmt::Display + ?Sized)) -> String {
         .find(|line| !line.trim().is_empty())
         .unwrap_or("no reason given");
     line.trim().trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn want_of_memory_is_told_by_its_words() {
+        for text in [
+            "Non-zero status code returned while running Conv node: Failed to allocate memory for \
+             requested buffer of size 12845056",
+            "std::bad_alloc",
+            "CUDA failure 2: out of memory ; GPU=0",
+        ] {
+            assert!(is_out_of_memory(text), "{text}");
+        }
+        assert!(!is_out_of_memory(
+            "CUDA failure 700: an illegal memory access"
+        ));
+    }
 }

@@ -28,6 +28,20 @@ impl<T> Former<T> {
         }
     }
 
+    /// Images that a full batch holds.
+    pub(crate) fn max_batch(&self) -> usize {
+        self.max_batch
+    }
+
+    /// Makes batches that close from now on hold fewer items, at least 1.
+    pub(crate) fn limit(&mut self, max_batch: usize) {
+        debug_assert!(max_batch > 0, "a batch of no items never closes");
+        self.max_batch = self.max_batch.min(max_batch);
+        if self.forming.len() >= self.max_batch {
+            self.flush();
+        }
+    }
+
     /// Takes an item. Closes the batch that it fills.
     pub(crate) fn push(&mut self, item: T, now: Instant) {
         self.close_due(now);

@@ -53,6 +53,13 @@ struct Job {
     answer: oneshot::Sender<Result<Scores, InferError>>,
 }
 
+/// A batch for an instance.
+struct NextBatch {
+    jobs: Vec<Job>,
+    /// Whether it was there before the instance asked.
+    was_waiting: bool,
+}
+
 impl Instances {
     /// Starts the threads, each of which makes its backend and warms it up.
     ///
@@ -123,11 +130,8 @@ impl Instances {
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
-        let EngineOptions {
-            instances,
-            max_batch,
-            ..
-        } = self.shared.options;
+        let instances = self.shared.options.instances;
+        let max_batch = self.shared.max_batch();
         self.shared
             .counters
             .read(instances, max_batch, self.since.elapsed())
@@ -188,14 +192,32 @@ impl Shared {
         Ok(())
     }
 
-    /// The next batch, or nothing once there will be none.
-    fn next_batch(&self) -> Option<Vec<Job>> {
+    /// Images that a full batch holds now.
+    fn max_batch(&self) -> usize {
+        self.lock().former.max_batch()
+    }
+
+    /// Makes full batches no larger than this, for a device that has no memory for more.
+    fn limit_batches(&self, max_batch: usize, why: &InferError) {
         let mut state = self.lock();
+        if max_batch < state.former.max_batch() {
+            tracing::warn!("{why}; going on with batches of {max_batch}");
+            state.former.limit(max_batch);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The next batch, or nothing once there will be none.
+    fn next_batch(&self) -> Option<NextBatch> {
+        let mut state = self.lock();
+        let mut was_waiting = true;
         let batch = loop {
             let now = Instant::now();
             if let Some(batch) = state.former.take(now) {
                 break Some(batch);
             }
+            was_waiting = false;
             if state.phase != Phase::Open {
                 break None;
             }
@@ -215,7 +237,7 @@ impl Shared {
         };
         drop(state);
         self.room.add_permits(batch.as_ref().map_or(0, Vec::len));
-        batch
+        batch.map(|jobs| NextBatch { jobs, was_waiting })
     }
 
     fn drain(&self) {
@@ -261,7 +283,7 @@ fn run<B: Backend>(
 ) {
     let _stop_on_panic = StopOnPanic(shared);
     let warm = make().and_then(|mut backend| {
-        backend.warm_up(shared.options.max_batch)?;
+        warm_up(shared, &mut backend)?;
         Ok(backend)
     });
     let (backend, outcome) = match warm {
@@ -273,38 +295,84 @@ fn run<B: Backend>(
     drop(ready);
     let Some(mut backend) = backend else { return };
 
-    while let Some(batch) = shared.next_batch() {
-        if let Err(lost) = run_batch(shared, &mut backend, batch) {
+    let mut last_end = None;
+    while let Some(NextBatch {
+        mut jobs,
+        was_waiting,
+    }) = shared.next_batch()
+    {
+        jobs.retain(|job| !job.answer.is_closed());
+        if jobs.is_empty() {
+            continue;
+        }
+        let pixels: Vec<Bytes> = jobs.iter().map(|job| job.pixels.clone()).collect();
+        let start = Instant::now();
+        if let (true, Some(end)) = (was_waiting, last_end) {
+            shared.counters.gap(start - end);
+        }
+        let outcomes = compute(shared, &mut backend, &pixels);
+        let end = Instant::now();
+        last_end = Some(end);
+        let (images, computed) = (pixels.len(), backend.computed(pixels.len()));
+        let places = shared.max_batch().max(images);
+        shared.counters.batch(images, computed, places, end - start);
+        if let Err(lost) = answer(jobs, outcomes) {
             tracing::error!("{lost}");
             shared.stop();
         }
     }
 }
 
-/// Answers every job of `batch`. An error is one that no later image will survive.
-fn run_batch(
+/// Warms a backend up with as large a batch as the device has memory for.
+fn warm_up(shared: &Shared, backend: &mut impl Backend) -> Result<(), InferError> {
+    loop {
+        let batch = shared.max_batch();
+        match backend.warm_up(batch) {
+            Err(error) if can_halve(backend, batch, &error) => {
+                shared.limit_batches(batch.div_ceil(2), &error);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Whether half of a batch may have room where all of it had none.
+fn can_halve(backend: &impl Backend, images: usize, error: &InferError) -> bool {
+    error.kind() == InferErrorKind::OutOfMemory
+        && backend.computed(images.div_ceil(2)) < backend.computed(images)
+}
+
+/// One outcome an image. A batch that was formed before batches were made smaller is cut up.
+fn compute(
     shared: &Shared,
     backend: &mut impl Backend,
-    mut batch: Vec<Job>,
-) -> Result<(), InferError> {
-    batch.retain(|job| !job.answer.is_closed());
-    if batch.is_empty() {
-        return Ok(());
+    pixels: &[Bytes],
+) -> Vec<Result<Scores, InferError>> {
+    let (images, limit) = (pixels.len(), shared.max_batch());
+    if images > limit {
+        let batches = pixels.chunks(limit);
+        return batches
+            .flat_map(|pixels| compute(shared, backend, pixels))
+            .collect();
     }
-    let started = Instant::now();
-    let pixels: Vec<Bytes> = batch.iter().map(|job| job.pixels.clone()).collect();
-    let (images, computed) = (pixels.len(), backend.computed(pixels.len()));
-    let outcomes = match backend.run(&pixels) {
+    let outcomes = match backend.run(pixels) {
+        Err(error) if can_halve(backend, images, &error) => {
+            shared.limit_batches(images.div_ceil(2), &error);
+            compute(shared, backend, pixels)
+        }
         Err(error) if images > 1 && !error.is_fatal() => {
             tracing::warn!("a batch of {images} failed, running its images singly: {error}");
-            singly(shared, backend, &pixels)
+            singly(shared, backend, pixels)
         }
         Err(error) => vec![Err(error); images],
         Ok(outcomes) => outcomes,
     };
     debug_assert_eq!(outcomes.len(), images, "one outcome an image");
-    shared.counters.batch(images, computed, started.elapsed());
+    outcomes
+}
 
+/// Answers every job of a batch. An error is one that no later image will survive.
+fn answer(batch: Vec<Job>, outcomes: Vec<Result<Scores, InferError>>) -> Result<(), InferError> {
     let mut lost = Ok(());
     for (job, outcome) in batch.into_iter().zip(outcomes) {
         if let Err(error) = &outcome

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub struct EngineStats {
     /// Sessions side by side.
     pub instances: usize,
-    /// Images in a full batch.
+    /// Images in a full batch: fewer than asked for where the device has no memory for so many.
     pub max_batch: usize,
     /// Batches that were formed and run.
     pub batches: u64,
@@ -23,6 +23,9 @@ pub struct EngineStats {
     /// Time since the start that was not spent on batches, summed over the instances. A batch counts
     /// once it is answered.
     pub idle: Duration,
+    /// Time between two batches of an instance although the next one was waiting: handing out
+    /// answers and taking the batch. Summed over the instances.
+    pub gaps: Duration,
     /// Images as a share of the places in full batches, 0 to 1; 0 before the first batch.
     pub fill: f64,
 }
@@ -35,15 +38,23 @@ pub(crate) struct Counters {
     padded: AtomicU64,
     retried: AtomicU64,
     compute: AtomicU64,
+    gaps: AtomicU64,
+    places: AtomicU64,
 }
 
 impl Counters {
-    pub(crate) fn batch(&self, images: usize, computed: usize, took: Duration) {
+    /// `places` is what a full batch would hold.
+    pub(crate) fn batch(&self, images: usize, computed: usize, places: usize, took: Duration) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         self.images.fetch_add(images as u64, Ordering::Relaxed);
         self.padded
             .fetch_add(computed.saturating_sub(images) as u64, Ordering::Relaxed);
+        self.places.fetch_add(places as u64, Ordering::Relaxed);
         self.compute.fetch_add(nanos(took), Ordering::Relaxed);
+    }
+
+    pub(crate) fn gap(&self, took: Duration) {
+        self.gaps.fetch_add(nanos(took), Ordering::Relaxed);
     }
 
     pub(crate) fn retry(&self) {
@@ -58,10 +69,9 @@ impl Counters {
         max_batch: usize,
         elapsed: Duration,
     ) -> EngineStats {
-        let [batches, images] = [&self.batches, &self.images].map(load);
+        let [batches, images, places] = [&self.batches, &self.images, &self.places].map(load);
         let compute = Duration::from_nanos(load(&self.compute));
         let all = elapsed.saturating_mul(u32::try_from(instances).unwrap_or(u32::MAX));
-        let places = batches.saturating_mul(max_batch as u64);
         EngineStats {
             instances,
             max_batch,
@@ -71,6 +81,7 @@ impl Counters {
             retried: load(&self.retried),
             compute,
             idle: all.saturating_sub(compute),
+            gaps: Duration::from_nanos(load(&self.gaps)),
             fill: if places == 0 {
                 0.0
             } else {

@@ -21,6 +21,8 @@ struct Fake {
     batches: Arc<Mutex<Vec<Vec<u8>>>>,
     gate: Option<Arc<Gate>>,
     fixed: Option<usize>,
+    /// Images at once that there is memory for, at start and later, if there is not for any number.
+    room: [Option<usize>; 2],
 }
 
 #[derive(Default)]
@@ -44,8 +46,18 @@ impl Gate {
     }
 }
 
+impl Fake {
+    fn check(&self, room: Option<usize>, images: usize) -> Result<(), InferError> {
+        if room.is_some_and(|room| self.computed(images) > room) {
+            return Err(InferError::new(InferErrorKind::OutOfMemory, "no room"));
+        }
+        Ok(())
+    }
+}
+
 impl Backend for Fake {
     fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        self.check(self.room[1], images.len())?;
         let images: Vec<u8> = images.iter().map(|image| image[0]).collect();
         self.batches.lock().unwrap().push(images.clone());
         if let Some(gate) = &self.gate {
@@ -67,8 +79,8 @@ impl Backend for Fake {
         self.fixed.unwrap_or(images)
     }
 
-    fn warm_up(&mut self, _images: usize) -> Result<(), InferError> {
-        Ok(())
+    fn warm_up(&mut self, images: usize) -> Result<(), InferError> {
+        self.check(self.room[0], images)
     }
 }
 
@@ -357,6 +369,34 @@ async fn padding_and_fill_are_counted() {
     assert_eq!((stats.batches, stats.images, stats.padded), (2, 5, 3));
     assert_eq!(stats.fill, 5.0 / 8.0);
     assert!(stats.compute > Duration::ZERO);
+}
+
+#[tokio::test]
+async fn batches_that_find_no_memory_are_halved_and_no_image_is_lost() {
+    let fake = Fake {
+        room: [Some(6), Some(3)],
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 10, Duration::from_millis(1)));
+    assert_eq!(instances.stats().max_batch, 5);
+    let answers = classify_all(&instances, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(kinds(answers).await, [None; 9]);
+    let stats = instances.stats();
+    assert_eq!((stats.images, stats.retried, stats.max_batch), (9, 0, 3));
+    let mut seen = fake.batches.lock().unwrap().concat();
+    seen.sort_unstable();
+    assert_eq!(seen, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn a_batch_that_cannot_be_smaller_and_finds_no_memory_is_an_error_at_start() {
+    let fake = Fake {
+        fixed: Some(8),
+        room: [Some(4), None],
+        ..Fake::default()
+    };
+    let started = Instances::start(options(1, 8, LONG), move || Ok(fake.clone()));
+    assert_eq!(started.unwrap_err().kind(), InferErrorKind::OutOfMemory);
 }
 
 #[test]
