@@ -5,12 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 
 build
-run=$(mktemp -d -p target)
-run=$PWD/$run
 . scripts/workers.bash
-trap 'stop; rm -rf "$run"' EXIT
-mkdir "$run/models"
-ln -s "$PWD/models/digits" "$run/models/digits"
 python3 - "$run/photos.txt" <<'PYTHON'
 import sys
 with open(sys.argv[1], "w") as manifest:

@@ -7,14 +7,9 @@ set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 
 need_bench
-[[ -d $work/large ]] || "$python" bench/make_photos.py "$work/large" 120 4000 3000
+large_photos
 build
-run=$(mktemp -d)
 . scripts/workers.bash
-trap 'stop; rm -rf "$run"' EXIT
-mkdir "$run/models"
-ln -s "$PWD/models/digits" "$run/models/digits"
-ln -s "$work/mobilenet" "$run/models/mobilenet"
 large=$run/photos
 for copy in 1 2 3 4 5; do
     mkdir -p "$large/$copy"

@@ -7,11 +7,7 @@ set -euo pipefail
 
 need_bench
 build
-run=$(mktemp -d)
 . scripts/workers.bash
-trap 'stop; rm -rf "$run"' EXIT
-mkdir "$run/models"
-ln -s "$work/mobilenet" "$run/models/mobilenet"
 
 for number in 1 2 3; do
     "$trommel" classify "$work/photos" --model "$work/mobilenet" --json --quiet \

@@ -10,8 +10,7 @@ if [[ ! -x $python ]] || ! "$python" -c 'import timm, torch, onnx' 2>/dev/null; 
     "$python" -m pip install --quiet --disable-pip-version-check -r models/requirements.txt
 fi
 mkdir -p "$work"
-[[ -d $work/mobilenet ]] ||
-    "$python" models/export.py timm/mobilenetv3_small_100 --random --output "$work/mobilenet" >/dev/null 2>&1
+model mobilenet timm/mobilenetv3_small_100
 [[ -d $work/photos ]] || "$python" bench/make_photos.py "$work/photos" 3000 500 375
 
 build

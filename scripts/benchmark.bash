@@ -18,3 +18,17 @@ need_bench() {
         exit 1
     }
 }
+
+# large_photos: 120 JPEGs of 4000 x 3000 in "$work/large", made once.
+large_photos() {
+    [[ -d $work/large ]] || "$python" bench/make_photos.py "$work/large" 120 4000 3000
+}
+
+# model NAME EXPORT FLAG...: a model directory "$work/NAME", exported once with random weights.
+model() {
+    [[ -d $work/$1 ]] ||
+        "$python" models/export.py "$2" --random "${@:3}" --output "$work/$1" >/dev/null 2>&1 || {
+        echo "$(basename "$0"): $2 could not be exported; try: $python models/export.py $2 --random ${*:3} --output $work/$1" >&2
+        exit 1
+    }
+}

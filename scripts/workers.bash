@@ -1,8 +1,13 @@
-# Sourced by benchmarks after benchmark.bash: worker processes on a broker of their own, in the folder
-# "$run".
+# Sourced by benchmarks after benchmark.bash: worker processes on a broker of their own, in the temporary
+# folder "$run", with the models digits and, if scripts/bench.sh has run, mobilenet.
 
+run=$(mktemp -d -p "$PWD/target")
 pids=()
 expected=0
+trap 'stop; rm -rf "$run"' EXIT
+mkdir "$run/models"
+ln -s "$PWD/models/digits" "$run/models/digits"
+[[ ! -d $work/mobilenet ]] || ln -s "$work/mobilenet" "$run/models/mobilenet"
 
 # Ends all of them, workers first, so that what they say at their end is in "$run/log".
 stop() {

@@ -1,0 +1,72 @@
+//! How fast an engine with the default settings classifies while images always wait for it.
+//!
+//! `cargo run --release -p trommel-worker --example engine -- MODEL_DIR SECONDS` prints one JSON
+//! object: images/s, the mean fill of the batches, and the time between batches as a share of the
+//! time spent on them.
+
+use std::error::Error;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
+use trommel_preprocess::Plan;
+use trommel_worker::InferConfig;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let (Some(model), Some(seconds)) = (args.next(), args.next()) else {
+        return Err("usage: engine MODEL_DIR SECONDS".into());
+    };
+    let (model, time) = (Path::new(&model), Duration::from_secs_f64(seconds.parse()?));
+    let plan = Plan::load(model)?;
+    let shape = plan
+        .shape()
+        .ok_or("the plan gives tensors of different sizes")?;
+    let config = InferConfig::default();
+    let options = ModelOptions {
+        intra_threads: config.intra_threads(),
+        top_k: config.top_k,
+        ..ModelOptions::default()
+    };
+    let runtime = Runtime::load(None)?;
+    let model = Model::open(&runtime, model, plan.normalization(), shape, &options)?;
+    let options = EngineOptions {
+        instances: config.instances(),
+        max_batch: config.max_batch.get(),
+        max_wait: config.max_wait,
+    };
+    // As many as the engine holds, and another batch that waits outside.
+    let waiting = options.max_batch * (2 * options.instances + 2);
+    let engine = Engine::start(model, options)?;
+    let pixels = Bytes::from(vec![127; shape.len()]);
+
+    let tokio = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (images, took) = tokio.block_on(async {
+        let start = Instant::now();
+        let mut calls: FuturesUnordered<_> = (0..waiting)
+            .map(|_| engine.classify(pixels.clone()))
+            .collect();
+        let mut images = 0_u32;
+        while start.elapsed() < time {
+            if let Some(scores) = calls.next().await {
+                scores?;
+                images += 1;
+            }
+            calls.push(engine.classify(pixels.clone()));
+        }
+        Ok::<_, trommel_infer::InferError>((images, start.elapsed()))
+    })?;
+    let stats = engine.stats();
+    let report = serde_json::json!({
+        "images_per_second": f64::from(images) / took.as_secs_f64(),
+        "fill": stats.fill,
+        "gaps": stats.gaps.as_secs_f64() / stats.compute.as_secs_f64(),
+    });
+    std::io::Write::write_all(&mut std::io::stdout(), format!("{report}\n").as_bytes())?;
+    Ok(())
+}
