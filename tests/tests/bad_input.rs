@@ -148,6 +148,56 @@ fn a_name_that_is_not_utf_8_gets_its_row() {
     assert_eq!(rows[2].status, "ok");
 }
 
+/// A BMP of 5 × 4 pixels of one gray.
+fn gray_bmp(gray: u8) -> Vec<u8> {
+    let (header, pitch) = (54_u32, 16_u32);
+    let mut bytes = b"BM".to_vec();
+    for number in [header + 4 * pitch, 0, header, 40, 5, 4] {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.extend([1, 0, 24, 0]); // one plane, 24 bits
+    bytes.extend([0; 24]);
+    bytes.extend([gray; 4 * 16]);
+    bytes
+}
+
+/// The model fails on a whole batch when one of its images holds the value 255.
+#[test]
+fn an_image_that_the_model_fails_on_costs_its_own_row_alone() {
+    const IMAGES: usize = 40;
+    let folder = Folder::new();
+    let (model, images) = (folder.path("poison"), folder.path("images"));
+    fs::create_dir(&model).unwrap();
+    fs::create_dir(&images).unwrap();
+    let poison = trommel_tests::root().join("crates/infer/tests/models/poison");
+    for name in ["model.onnx", "config.json"] {
+        fs::copy(poison.join(name), model.join(name)).unwrap();
+    }
+    let processor =
+        r#"{"image_processor_type": "ViTImageProcessor", "size": {"height": 4, "width": 5}}"#;
+    fs::write(model.join("preprocessor_config.json"), processor).unwrap();
+    for number in 0..IMAGES {
+        let gray = if number == 21 { 255 } else { number as u8 };
+        fs::write(images.join(format!("{number:02}.bmp")), gray_bmp(gray)).unwrap();
+    }
+    let output = folder.path("rows.parquet");
+    let run = Trommel::new(["classify", "--model"])
+        .arg(&model)
+        .arg("--output")
+        .arg(&output)
+        .arg(&images)
+        .run();
+    assert_code(&run, 0);
+    let rows = rows(&output);
+    assert_each_index_once(&rows, IMAGES);
+    let failed: Vec<_> = rows.iter().filter(|row| row.status == "failed").collect();
+    let [row] = &failed[..] else {
+        panic!("{failed:?}")
+    };
+    assert!(row.uri.ends_with("21.bmp"), "{row:?}");
+    assert_eq!(row.error_kind.as_deref(), Some("model_failed"));
+}
+
 #[test]
 fn a_hopeless_job_ends_early_with_what_was_done() {
     let folder = Folder::with_digits(10);
