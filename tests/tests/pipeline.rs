@@ -278,6 +278,19 @@ fn logits_are_added_on_request() {
 }
 
 #[test]
+fn embeddings_of_a_model_without_them_are_refused_at_start() {
+    let folder = Folder::with_digits(3);
+    let output = folder.path("rows.jsonl");
+    let run = Trommel::classify(&folder.images(), &output)
+        .arg("--embedding")
+        .run();
+    assert_code(&run, 2);
+    let said = stderr(&run);
+    assert!(said.contains("expected an output of embeddings"), "{said}");
+    assert!(!output.exists());
+}
+
+#[test]
 fn new_and_changed_images_are_added_to_the_rows_that_are_there() {
     let folder = Folder::with_digits(60);
     let output = folder.path("rows/");

@@ -390,6 +390,10 @@ pub(crate) struct TuningArgs {
     /// Add the model's raw output to each row
     #[arg(long)]
     pub(crate) logits: bool,
+
+    /// Add the image's embedding to each row, of a model that gives one beside its classes
+    #[arg(long)]
+    pub(crate) embedding: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

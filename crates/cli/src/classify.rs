@@ -210,6 +210,7 @@ fn record(config: &Config, source: &dyn Source, model: &trommel_infer::Model) ->
         format: Format::Jsonl,
         columns: source.columns().to_vec(),
         logits: config.infer.logits,
+        embedding: config.infer.embedding,
         created_at: i64::try_from(micros).unwrap_or(i64::MAX),
     }
 }

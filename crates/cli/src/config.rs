@@ -103,6 +103,8 @@ impl Flags {
         set(&mut flags.infer, "max-batch", args.max_batch);
         set(&mut flags.infer, "top-k", args.top_k);
         set(&mut flags.infer, "logits", args.logits.then_some(true));
+        let embedding = args.embedding.then_some(true);
+        set(&mut flags.infer, "embedding", embedding);
         flags
     }
 }

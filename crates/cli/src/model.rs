@@ -34,6 +34,7 @@ pub(crate) fn open(dir: &Path, config: &Config, onnxruntime: Option<&Path>) -> R
         intra_threads: config.infer.intra_threads(),
         top_k: config.infer.top_k,
         logits: config.infer.logits,
+        embedding: config.infer.embedding,
     };
     let model = Model::open(&runtime, dir, plan.normalization(), shape, &options)?;
     Ok(OpenedModel {

@@ -50,8 +50,11 @@ impl OrtBackend {
         max_batch: usize,
     ) -> Result<Self, InferError> {
         let signature = &model.signature;
-        // The other outputs, such as embeddings, are then not even kept.
-        let output = OutputSelector::no_default().with(&signature.output);
+        // The other outputs are then not even kept.
+        let mut output = OutputSelector::no_default().with(&signature.output);
+        if let Some(embedding) = &model.embedding {
+            output = output.with(&embedding.output);
+        }
         let options = RunOptions::new()
             .map_err(|error| model.failed(&reason(&error)))?
             .with_outputs(output);
@@ -65,6 +68,7 @@ impl OrtBackend {
         let scorer = Scorer::new(
             Arc::clone(&model.labels),
             model.activation,
+            model.thresholds.clone(),
             model.options.top_k,
             model.options.logits,
         );
@@ -127,13 +131,32 @@ impl OrtBackend {
             .session
             .run_with_options([input], &self.options)
             .map_err(failed)?;
-        let output = outputs
-            .get(&model.signature.output)
-            .ok_or_else(|| model.failed("its output of classes is missing"))?;
-        match model.signature.output_type {
-            OutputType::F32 => rows::<f32>(model, output, images, computed, &mut self.scorer),
-            OutputType::F16 => rows::<half::f16>(model, output, images, computed, &mut self.scorer),
+        let output = |name: &str| {
+            outputs
+                .get(name)
+                .ok_or_else(|| model.failed(&format!("its output {name} is missing")))
+        };
+        let logits = output(&model.signature.output)?;
+        let mut outcomes = match model.signature.output_type {
+            OutputType::F32 => scores::<f32>(model, logits, images, computed, &mut self.scorer),
+            OutputType::F16 => {
+                scores::<half::f16>(model, logits, images, computed, &mut self.scorer)
+            }
+        }?;
+        if let Some(embedding) = &model.embedding {
+            let values = output(&embedding.output)?;
+            let vectors = match embedding.output_type {
+                OutputType::F32 => embeddings::<f32>(model, values, computed),
+                OutputType::F16 => embeddings::<half::f16>(model, values, computed),
+            }?;
+            // Padding comes last, and falls away here.
+            for (outcome, vector) in outcomes.iter_mut().zip(vectors) {
+                if let Ok(scores) = outcome {
+                    scores.embedding = Some(vector);
+                }
+            }
         }
+        Ok(outcomes)
     }
 }
 
@@ -169,7 +192,7 @@ impl Backend for OrtBackend {
 }
 
 /// Scores the first `images` rows; the rest is padding.
-fn rows<F: Float + ort::value::PrimitiveTensorElementType>(
+fn scores<F: Float + ort::value::PrimitiveTensorElementType>(
     model: &Inner,
     output: &DynValue,
     images: usize,
@@ -190,5 +213,26 @@ fn rows<F: Float + ort::value::PrimitiveTensorElementType>(
         .chunks_exact(classes)
         .take(images)
         .map(|logits| scorer.score(logits))
+        .collect())
+}
+
+/// The vector of each image that was computed, padding included.
+fn embeddings<F: Float + ort::value::PrimitiveTensorElementType>(
+    model: &Inner,
+    output: &DynValue,
+    computed: usize,
+) -> Result<Vec<Vec<f32>>, InferError> {
+    let (shape, values) = output
+        .try_extract_tensor::<F>()
+        .map_err(|error| model.failed(&reason(&error)))?;
+    let [rows, width] = **shape else {
+        return Err(model.failed(&format!("its embeddings are {shape}")));
+    };
+    if rows != computed as i64 || width < 1 {
+        return Err(model.failed(&format!("its embeddings are {shape} for {computed} images")));
+    }
+    let vectors = values.chunks_exact(width as usize);
+    Ok(vectors
+        .map(|vector| vector.iter().map(|value| value.widen()).collect())
         .collect())
 }

@@ -40,6 +40,10 @@ pub(crate) struct ModelConfig {
     /// The name of class `i` is at place `i`.
     pub(crate) labels: Arc<[Arc<str>]>,
     pub(crate) activation: Activation,
+    /// Name of the output that holds embeddings, if it is not looked for.
+    pub(crate) embedding: Option<String>,
+    /// The score that class `i` has to reach is at place `i`, if any has to.
+    pub(crate) thresholds: Option<Arc<[f32]>>,
 }
 
 /// The section `[model]` of `trommel.toml`.
@@ -49,6 +53,12 @@ struct Overrides {
     file: Option<PathBuf>,
     activation: Option<Activation>,
     labels: Option<LabelsSetting>,
+    embedding: Option<String>,
+    /// For all classes.
+    threshold: Option<f32>,
+    /// For some, by label.
+    #[serde(default)]
+    thresholds: BTreeMap<String, f32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -96,7 +106,7 @@ impl ModelConfig {
                 .as_ref()
                 .map_or(Ok(Activation::default()), |hub| hub.activation(&path))?,
         };
-        let labels = match overrides.labels {
+        let labels = match &overrides.labels {
             Some(setting) => setting.read(dir)?,
             None => match hub
                 .as_ref()
@@ -111,10 +121,15 @@ impl ModelConfig {
         if labels.is_empty() {
             return Err(invalid(dir, &"the list of labels is empty"));
         }
+        let thresholds = overrides
+            .thresholds(&labels)
+            .map_err(|why| invalid(&dir.join("trommel.toml"), &why))?;
         Ok(Self {
             file: overrides.file,
             labels: labels.into_iter().map(Arc::from).collect(),
             activation,
+            embedding: overrides.embedding,
+            thresholds,
         })
     }
 }
@@ -133,12 +148,34 @@ impl Overrides {
         let sections: Sections = toml::from_str(&text).map_err(|error| invalid(path, &error))?;
         Ok(sections.model)
     }
+
+    /// The threshold of each class; 0, which every score reaches, for one without.
+    fn thresholds(&self, labels: &[String]) -> Result<Option<Arc<[f32]>>, String> {
+        if self.threshold.is_none() && self.thresholds.is_empty() {
+            return Ok(None);
+        }
+        if let Some(label) = self.thresholds.keys().find(|label| !labels.contains(label)) {
+            return Err(format!(
+                "thresholds has {label:?}, which is none of the labels"
+            ));
+        }
+        let general = self.threshold.unwrap_or(0.0);
+        let of_class = |label| self.thresholds.get(label).copied().unwrap_or(general);
+        let thresholds: Arc<[f32]> = labels.iter().map(of_class).collect();
+        match thresholds
+            .iter()
+            .find(|value| !(0.0..=1.0).contains(*value))
+        {
+            Some(value) => Err(format!("threshold {value} is no score from 0 to 1")),
+            None => Ok(Some(thresholds)),
+        }
+    }
 }
 
 impl LabelsSetting {
-    fn read(self, dir: &Path) -> Result<Vec<String>, InferError> {
+    fn read(&self, dir: &Path) -> Result<Vec<String>, InferError> {
         match self {
-            Self::List(labels) => Ok(labels),
+            Self::List(labels) => Ok(labels.clone()),
             Self::File(file) => {
                 let path = dir.join(file);
                 let text = read_optional(&path)?
@@ -298,6 +335,29 @@ mod tests {
         }
         let json = r#"{"id2label": {"0": "a"}, "problem_type": "regression"}"#;
         assert!(error(&[("config.json", json)]).contains("regression"));
+    }
+
+    #[test]
+    fn thresholds_are_for_all_classes_or_by_label() {
+        let json = r#"{"id2label": {"0": "a", "1": "b"}}"#;
+        let thresholds = |toml: &str| {
+            let config = read(&[("config.json", json), ("trommel.toml", toml)]).unwrap();
+            config.thresholds.map(|thresholds| thresholds.to_vec())
+        };
+        assert_eq!(thresholds("[model]"), None);
+        assert_eq!(thresholds("[model]\nthreshold = 0.5"), Some(vec![0.5, 0.5]));
+        let one = "[model]\nthresholds = { b = 0.25 }";
+        assert_eq!(thresholds(one), Some(vec![0.0, 0.25]));
+        for (toml, named) in [
+            ("[model]\nthresholds = { c = 0.5 }", "\"c\""),
+            ("[model]\nthreshold = 50", "50"),
+        ] {
+            let text = error(&[("config.json", json), ("trommel.toml", toml)]);
+            assert!(
+                text.contains(named) && text.contains("trommel.toml"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::{Activation, Device, Layout, TensorInfo};
 
 /// Everything there is to tell about a model. Displays as lines for people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelInfo {
     /// The name of its folder.
     pub name: String,
@@ -43,6 +43,8 @@ pub struct ModelInfo {
     pub classes_output: String,
     /// How that output becomes scores.
     pub activation: Activation,
+    /// The score that each class has to reach to stand in a row, if any has to.
+    pub thresholds: Option<Vec<f32>>,
     /// Number of classes.
     pub labels: usize,
     /// The names of the first few.
@@ -108,6 +110,11 @@ impl fmt::Display for ModelInfo {
             None => writeln!(f, "batch       any")?,
         }
         writeln!(f, "scores      {}", self.activation)?;
+        if let Some(thresholds) = &self.thresholds {
+            let least = thresholds.iter().copied().fold(f32::INFINITY, f32::min);
+            let most = thresholds.iter().copied().fold(0.0, f32::max);
+            writeln!(f, "thresholds  {least} to {most}")?;
+        }
         writeln!(
             f,
             "labels      {} ({}{more})",

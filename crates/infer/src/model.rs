@@ -10,7 +10,7 @@ use trommel_types::{Normalization, Shape};
 use crate::config::ModelConfig;
 use crate::error::reason;
 use crate::onnx_file::OnnxFile;
-use crate::signature::Signature;
+use crate::signature::{Embedding, Signature};
 use crate::tensor_info::TensorInfo;
 use crate::{Activation, Device, InferError, InferErrorKind, ModelInfo, Runtime};
 
@@ -31,6 +31,8 @@ pub struct ModelOptions {
     pub top_k: NonZeroU32,
     /// Whether answers hold the raw output too.
     pub logits: bool,
+    /// Whether answers hold the image's embedding too; the model then has to have one.
+    pub embedding: bool,
 }
 
 impl Default for ModelOptions {
@@ -41,6 +43,7 @@ impl Default for ModelOptions {
             intra_threads: 1,
             top_k: NonZeroU32::MIN,
             logits: false,
+            embedding: false,
         }
     }
 }
@@ -63,8 +66,11 @@ pub(crate) struct Inner {
     /// The session that the checks were made with, until an engine takes it.
     session: Mutex<Option<Session>>,
     pub(crate) signature: Signature,
+    /// If it is asked for.
+    pub(crate) embedding: Option<Embedding>,
     pub(crate) labels: Arc<[Arc<str>]>,
     pub(crate) activation: Activation,
+    pub(crate) thresholds: Option<Arc<[f32]>>,
     pub(crate) normalization: Normalization,
     pub(crate) shape: Shape,
     pub(crate) options: ModelOptions,
@@ -76,8 +82,8 @@ impl Model {
     ///
     /// The folder holds `model.onnx` (or `onnx/model.onnx`), `config.json` as Hugging Face or timm
     /// write it, and optionally `trommel.toml`, whose section `[model]` may set `file`,
-    /// `activation` (`softmax`, `sigmoid`, `none`) and `labels` (a list, or a file with one a
-    /// line).
+    /// `activation` (`softmax`, `sigmoid`, `none`), `labels` (a list, or a file with one a line),
+    /// `threshold` (a score), `thresholds` (scores by label) and `embedding` (the name of an output).
     ///
     /// Blocks while it reads the file twice, once for its hash.
     ///
@@ -105,10 +111,16 @@ impl Model {
         let session = open_session(runtime, &path, options, None)?;
         let inputs: Vec<_> = session.inputs().iter().map(TensorInfo::of).collect();
         let outputs: Vec<_> = session.outputs().iter().map(TensorInfo::of).collect();
+        let at_path = |error: InferError| {
+            InferError::new(error.kind(), format_args!("{}: {error}", path.display()))
+        };
         let signature =
-            Signature::find(&inputs, &outputs, shape, config.labels.len()).map_err(|error| {
-                InferError::new(error.kind(), format_args!("{}: {error}", path.display()))
-            })?;
+            Signature::find(&inputs, &outputs, shape, config.labels.len()).map_err(at_path)?;
+        let named = config.embedding.as_deref();
+        let embedding = match options.embedding {
+            true => Some(Embedding::find(&outputs, &signature.output, named).map_err(at_path)?),
+            false => None,
+        };
         Ok(Self {
             inner: Arc::new(Inner {
                 runtime: runtime.clone(),
@@ -120,8 +132,10 @@ impl Model {
                 outputs,
                 session: Mutex::new(Some(session)),
                 signature,
+                embedding,
                 labels: config.labels,
                 activation: config.activation,
+                thresholds: config.thresholds,
                 normalization,
                 shape,
                 options: options.clone(),
@@ -186,6 +200,7 @@ impl Model {
             fixed_batch: self.fixed_batch(),
             classes_output: signature.output.clone(),
             activation: self.inner.activation,
+            thresholds: self.inner.thresholds.as_deref().map(<[f32]>::to_vec),
             labels: labels.len(),
             first_labels: labels.iter().take(5).map(ToString::to_string).collect(),
             device: self.inner.options.device,

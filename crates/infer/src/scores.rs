@@ -12,6 +12,7 @@ use crate::{Activation, InferError, InferErrorKind};
 pub(crate) struct Scorer {
     labels: Arc<[Arc<str>]>,
     activation: Activation,
+    thresholds: Option<Arc<[f32]>>,
     top_k: usize,
     keep_logits: bool,
     logits: Vec<f32>,
@@ -19,10 +20,11 @@ pub(crate) struct Scorer {
 }
 
 impl Scorer {
-    /// More than all classes for `top_k` means all.
+    /// More than all classes for `top_k` means all. `thresholds` holds one score a class.
     pub(crate) fn new(
         labels: Arc<[Arc<str>]>,
         activation: Activation,
+        thresholds: Option<Arc<[f32]>>,
         top_k: NonZeroU32,
         keep_logits: bool,
     ) -> Self {
@@ -32,6 +34,7 @@ impl Scorer {
         Self {
             labels,
             activation,
+            thresholds,
             top_k,
             keep_logits,
             logits: Vec::new(),
@@ -39,7 +42,8 @@ impl Scorer {
         }
     }
 
-    /// The best classes by logit, the lower class first where two are equal.
+    /// The best classes by logit, the lower class first where two are equal. Of a model with
+    /// thresholds those whose scores reach theirs, or the best one alone if none does.
     ///
     /// # Errors
     /// When a logit is infinite or no number: such an answer has no order.
@@ -61,15 +65,27 @@ impl Scorer {
             let (x, y) = (logits[a as usize], logits[b as usize]);
             y.partial_cmp(&x).unwrap_or(Ordering::Equal).then(a.cmp(&b))
         };
+        let score = Activated::new(self.activation, logits);
+        let classes = (0u32..).take(logits.len());
         order.clear();
-        order.extend((0u32..).take(logits.len()));
+        if let Some(thresholds) = &self.thresholds {
+            let reached = |&class: &u32| {
+                let class = class as usize;
+                score.of(logits[class]) >= thresholds[class]
+            };
+            order.extend(classes.clone().filter(reached));
+            if order.is_empty() {
+                order.extend(classes.min_by(by_rank));
+            }
+        } else {
+            order.extend(classes);
+        }
         if self.top_k < order.len() {
             order.select_nth_unstable_by(self.top_k, by_rank);
             order.truncate(self.top_k);
         }
         order.sort_unstable_by(by_rank);
 
-        let score = Activated::new(self.activation, logits);
         let top = order
             .iter()
             .map(|&class| TopLabel {
@@ -81,6 +97,7 @@ impl Scorer {
         Ok(Scores {
             top,
             logits: self.keep_logits.then(|| logits.clone()),
+            embedding: None,
         })
     }
 }
@@ -128,7 +145,8 @@ mod tests {
         let labels = (0..classes)
             .map(|class| Arc::from(format!("label {class}")))
             .collect();
-        Scorer::new(labels, activation, NonZeroU32::new(top_k).unwrap(), false)
+        let top_k = NonZeroU32::new(top_k).unwrap();
+        Scorer::new(labels, activation, None, top_k, false)
     }
 
     fn top(scores: &Scores) -> Vec<(u32, f32)> {
@@ -169,6 +187,21 @@ mod tests {
             assert_eq!(class, other);
             assert!((score - wanted).abs() < 1e-6, "{class}: {score}");
         }
+    }
+
+    #[test]
+    fn classes_below_their_thresholds_are_left_out_but_never_all() {
+        let mut scorer = scorer(3, Activation::Sigmoid, 3);
+        scorer.thresholds = Some([0.9, 0.3, 0.6].into());
+        let classes = |scorer: &mut Scorer, logits: [f32; 3]| -> Vec<u32> {
+            let scores = scorer.score(&logits).unwrap();
+            scores.top.iter().map(|top| top.class).collect()
+        };
+        // Scores of 0.73, 0.5 and 0.88.
+        assert_eq!(classes(&mut scorer, [1.0, 0.0, 2.0]), [2, 1]);
+        assert_eq!(classes(&mut scorer, [1.0, -2.0, 0.0]), [0]);
+        scorer.top_k = 1;
+        assert_eq!(classes(&mut scorer, [1.0, 0.0, 2.0]), [2]);
     }
 
     #[test]

@@ -19,6 +19,13 @@ pub(crate) struct Signature {
     pub(crate) output_type: OutputType,
 }
 
+/// The output that holds embeddings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Embedding {
+    pub(crate) output: String,
+    pub(crate) output_type: OutputType,
+}
+
 /// The order of a batch's values in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
@@ -36,11 +43,61 @@ pub(crate) enum InputType {
     U8,
 }
 
-/// The type of the logits.
+/// The type of an output's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputType {
     F32,
     F16,
+}
+
+impl OutputType {
+    fn of(output: &TensorInfo) -> Option<Self> {
+        match output.element {
+            Element::F32 => Some(Self::F32),
+            Element::F16 => Some(Self::F16),
+            _ => None,
+        }
+    }
+}
+
+impl Embedding {
+    /// Finds the embeddings among a model's outputs: the one that is named, or else the only one of
+    /// two dimensions beside the classes.
+    ///
+    /// # Errors
+    /// Says what was expected, and lists all outputs.
+    pub(crate) fn find(
+        outputs: &[TensorInfo],
+        classes: &str,
+        named: Option<&str>,
+    ) -> Result<Self, InferError> {
+        let is_fit = |output: &&TensorInfo| {
+            output.shape.len() == 2 && OutputType::of(output).is_some() && output.name != classes
+        };
+        let mut fitting = outputs
+            .iter()
+            .filter(is_fit)
+            .filter(|output| named.is_none_or(|named| output.name == named));
+        if let (Some(output), None) = (fitting.next(), fitting.next())
+            && let Some(output_type) = OutputType::of(output)
+        {
+            return Ok(Self {
+                output: output.name.clone(),
+                output_type,
+            });
+        }
+        let what = named.map_or_else(
+            || "not exactly one output beside the classes is like that".to_owned(),
+            |named| format!("output {named} is not like that"),
+        );
+        let mut message = format!(
+            "expected an output of embeddings, f32 or f16[N, values]; {what}; export the model with \
+             one, or name it with embedding = \"…\" in the section [model] of its trommel.toml; found"
+        );
+        list(&mut message, "output", outputs);
+        message.pop();
+        Err(InferError::new(InferErrorKind::ModelConfig, message))
+    }
 }
 
 const EXPECTED: &str = "expected an image classifier, with one input of images, f32, f16 or \
@@ -122,15 +179,11 @@ impl Signature {
         }
 
         let output = Self::classes_output(outputs, classes).map_err(|why| no_classifier(&why))?;
-        let output_type = match &output.element {
-            Element::F32 => OutputType::F32,
-            Element::F16 => OutputType::F16,
-            other => {
-                return Err(no_classifier(&format_args!(
-                    "output {} is {other}",
-                    output.name
-                )));
-            }
+        let Some(output_type) = OutputType::of(output) else {
+            return Err(no_classifier(&format_args!(
+                "output {} is {}",
+                output.name, output.element
+            )));
         };
         if let Some(has) = output.shape[1].fixed().filter(|&has| has != classes as u64) {
             return Err(mismatch(&format_args!(

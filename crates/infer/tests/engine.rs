@@ -4,8 +4,11 @@
 
 mod common;
 
-use common::{SHAPE, as_it_is, assert_close, engine, image, logits, normalised, open, options};
-use trommel_infer::{Engine, InferErrorKind};
+use common::{
+    SHAPE, as_it_is, assert_close, engine, folder, image, logits, normalised, open, open_with,
+    options,
+};
+use trommel_infer::{Engine, InferErrorKind, ModelOptions};
 use trommel_types::Scores;
 
 /// Classifies all at once and waits for every answer.
@@ -67,6 +70,34 @@ async fn the_top_is_in_order_with_labels_and_adds_up() {
     }
     assert!(scores.top.is_sorted_by(|a, b| a.score >= b.score));
     assert!((scores.top.iter().map(|top| top.score).sum::<f32>() - 1.0).abs() < 1e-5);
+}
+
+#[tokio::test]
+async fn embeddings_come_beside_the_classes_on_request() {
+    let ask = ModelOptions {
+        embedding: true,
+        ..ModelOptions::default()
+    };
+    let model = open_with(&folder("optimum"), &ask).unwrap();
+    let engine = Engine::start(model, options(1, 4)).unwrap();
+    let answers = classify_all(&engine, (0..6).map(image)).await;
+    for (number, answer) in answers.into_iter().enumerate() {
+        // The mean of each channel.
+        let pixels = image(number);
+        let expected = [0, 1, 2].map(|channel| {
+            let values = pixels.iter().skip(channel).step_by(3);
+            let sum: f32 = values.map(|pixel| normalised(*pixel, channel)).sum();
+            sum / (pixels.len() / 3) as f32
+        });
+        assert_close(&answer.unwrap().embedding.unwrap(), &expected, 1e-4);
+    }
+
+    let error = open_with(&folder("nchw_f32"), &ask).unwrap_err();
+    assert_eq!(error.kind(), InferErrorKind::ModelConfig);
+    assert!(
+        error.to_string().contains("export the model with one"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@
 //! libjpeg-turbo with its default flags, resizing one axis at a time with bytes between and the
 //! reference's weights, sizes and crop offsets rounded as the processor's family rounds them.
 //! References are Pillow 13, the processors of Transformers 5.23 with Pillow and with torchvision
-//! 0.29 (see [`Arithmetic`]), and timm 1.0. Where the processor has neither AVX2 nor AVX-512,
+//! 0.29 (see [`Arithmetic`]), and timm 1.0. Where the processor has none of AVX2, AVX-512 and NEON,
 //! large images are resized by `fast_image_resize`, to one grey level (of noise and hard edges, 3
 //! values of 36 million were two levels off). Colour follows Pillow's
 //! `convert("RGB")`: alpha is dropped and not blended, a palette is looked up, 16-bit gray is

@@ -107,6 +107,7 @@ fn open(dir: &Path) -> Result<PartSink, Box<dyn Error>> {
         format: Format::Parquet,
         columns: Vec::new(),
         logits: false,
+        embedding: false,
         created_at: 1_700_000_000_000_000,
     };
     match PartSink::open(&destination, job, false)? {
@@ -189,7 +190,10 @@ fn row(index: u64, labels: &[Arc<str>]) -> Classification {
             width: 500,
             height: 375,
         }),
-        outcome: Outcome::Ok(Scores { top, logits: None }),
+        outcome: Outcome::Ok(Scores {
+            top,
+            ..Scores::default()
+        }),
         attempts: 1,
         finished_at: 1_700_000_000_000_000 + index as i64,
     }

@@ -114,6 +114,7 @@ fn every_value_arrives_with_its_type() {
             column("sold", ColumnKind::Bool),
         ],
         logits: true,
+        embedding: true,
         ..record("typed")
     };
     let mut row = rows([0]).remove(0);
@@ -135,6 +136,7 @@ fn every_value_arrives_with_its_type() {
             score: 0.75,
         }],
         logits: Some(vec![1.5, f32::NEG_INFINITY]),
+        embedding: Some(vec![0.25]),
     });
     let mut nulls = rows([1]).remove(0);
     nulls.image.columns = vec![Scalar::Null];
@@ -147,10 +149,10 @@ fn every_value_arrives_with_its_type() {
         server.query(
             "SELECT uri LIKE E'photos/0\\t\\\\\\\\N_.jpg', bytes, width, height, status, label, score, \
              top->0->>'label', top->0->'class', attempts, finished_at = '2023-11-14 22:13:20.123456+00', \
-             \"Name \"\"x\"\"\" = E'a\\tb\\\\c\\nd 🙂', source_label, price, sold, logits[1], logits[2] \
+             \"Name \"\"x\"\"\" = E'a\\tb\\\\c\\nd 🙂', source_label, price, sold, logits[1], logits[2], embedding \
              FROM typed WHERE index = 0"
         ),
-        "t|7|640|480|ok|tabby \"cat\"|0.75|tabby \"cat\"|281|1|t|t|-9223372036854775808|NaN|t|1.5|-Infinity"
+        "t|7|640|480|ok|tabby \"cat\"|0.75|tabby \"cat\"|281|1|t|t|-9223372036854775808|NaN|t|1.5|-Infinity|{0.25}"
     );
     assert_eq!(
         server.query(

@@ -43,6 +43,7 @@ fn job() -> JobRecord {
             column("seen", ColumnKind::Bool),
         ],
         logits: true,
+        embedding: true,
         created_at: 1_700_000_000_000_000,
     }
 }
@@ -73,6 +74,7 @@ fn row(index: u64) -> Classification {
         Outcome::Ok(Scores {
             top: vec![label("seven, \"7\"", 7, 0.9), label("one", 1, 0.1)],
             logits: Some(vec![1.5, -2.5]),
+            embedding: Some(vec![0.25, 0.5, -0.75]),
         })
     };
     Classification {
@@ -308,6 +310,7 @@ fn parquet_says_in_its_footer_what_it_is_and_has_the_documented_schema() {
         "weight",
         "seen",
         "logits",
+        "embedding",
     ];
     assert_eq!(columns, expected);
     let read: Vec<_> = file
@@ -322,6 +325,7 @@ fn parquet_says_in_its_footer_what_it_is_and_has_the_documented_schema() {
         1_700_000_000_000_001
     );
     assert_eq!(read[0].get_list(21).unwrap().len(), 2);
+    assert_eq!(read[0].get_list(22).unwrap().len(), 3);
     assert_eq!(read[0].get_string(0).unwrap(), "job-1");
 }
 
@@ -343,8 +347,8 @@ fn text_has_the_documented_shape() {
         "a stream has the same rows as a file"
     );
     let failed: serde_json::Value = serde_json::from_str(text.lines().nth(3).unwrap()).unwrap();
-    assert_eq!(failed.as_object().unwrap().len(), 22);
-    assert!(failed["label"].is_null() && failed["logits"].is_null() && failed["etag"].is_null());
+    assert_eq!(failed.as_object().unwrap().len(), 23);
+    assert!(failed["label"].is_null() && failed["embedding"].is_null() && failed["etag"].is_null());
     assert_eq!(failed["finished_at"], "2023-11-14T22:13:20.000001Z");
 
     let text = fs::read_to_string(&csv).unwrap();

@@ -55,6 +55,9 @@ pub struct Scores {
     /// The model's raw output, one value a class, if asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logits: Option<Vec<f32>>,
+    /// What the model knows of the image beside its classes, if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<Vec<f32>>,
 }
 
 /// One class with its score.

@@ -79,6 +79,7 @@ fn ok() -> Classification {
             score: 0.875,
         }],
         logits: Some(vec![0.5, -1.0]),
+        embedding: None,
     }))
 }
 

@@ -108,6 +108,8 @@ pub struct InferConfig {
     pub top_k: NonZeroU32,
     /// Whether rows hold the raw output of the model too. Default: no.
     pub logits: bool,
+    /// Whether rows hold the images' embeddings, of models that give them. Default: no.
+    pub embedding: bool,
     /// Models that one process over the broker keeps loaded. Default: 4.
     pub max_models: NonZeroUsize,
 }
@@ -122,6 +124,7 @@ impl Default for InferConfig {
             max_wait: Duration::from_millis(20),
             top_k: NonZeroU32::new(5).expect("5 is not 0"),
             logits: false,
+            embedding: false,
             max_models: NonZeroUsize::new(4).expect("4 is not 0"),
         }
     }

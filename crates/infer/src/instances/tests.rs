@@ -93,6 +93,7 @@ fn scores(image: u8) -> Scores {
     Scores {
         top: vec![top],
         logits: None,
+        embedding: None,
     }
 }
 

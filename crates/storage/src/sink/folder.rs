@@ -56,6 +56,11 @@ impl StoredJob {
                 describe(&job.columns),
             ),
             ("logits", old.logits.to_string(), job.logits.to_string()),
+            (
+                "embedding",
+                old.embedding.to_string(),
+                job.embedding.to_string(),
+            ),
         ];
         rows.into_iter()
             .filter(|(_, old, new)| old != new)

@@ -21,7 +21,7 @@ use trommel_types::{Classification, ColumnKind, Outcome, Scalar};
 
 use crate::StorageError;
 use crate::sink::part::PartRecord;
-use crate::sink::row::{JobRecord, LOGITS, signed, signed_32, status, typed};
+use crate::sink::row::{JobRecord, Vector, signed, signed_32, status, typed};
 
 /// Footer key of the job, as JSON.
 pub(super) const JOB_KEY: &str = "trommel.job";
@@ -194,9 +194,10 @@ pub(super) fn schema(job: &JobRecord) -> Schema {
         };
         fields.push(Field::new(name, kind, true));
     }
-    if job.logits {
+    for vector in job.vectors() {
         let item = Field::new(ELEMENT, DataType::Float32, false);
-        fields.push(Field::new(LOGITS, DataType::List(Arc::new(item)), true));
+        let list = DataType::List(Arc::new(item));
+        fields.push(Field::new(vector.name, list, true));
     }
     Schema::new(fields)
 }
@@ -247,8 +248,8 @@ pub(super) fn batch(
     for (position, column) in job.columns.iter().enumerate() {
         columns.push(pass_through(rows, position, column.kind));
     }
-    if job.logits {
-        columns.push(logits(rows));
+    for vector in job.vectors() {
+        columns.push(vectors(rows, vector));
     }
     RecordBatch::try_new(schema, columns)
 }
@@ -320,19 +321,16 @@ fn top(rows: &[Classification]) -> ArrayRef {
     Arc::new(column.finish())
 }
 
-fn logits(rows: &[Classification]) -> ArrayRef {
+fn vectors(rows: &[Classification], vector: &Vector) -> ArrayRef {
     let item = Field::new(ELEMENT, DataType::Float32, false);
     let mut column = ListBuilder::new(Float32Builder::new()).with_field(item);
     for row in rows {
-        match &row.outcome {
-            Outcome::Ok(scores) if scores.logits.is_some() => {
-                column
-                    .values()
-                    .append_slice(scores.logits.as_deref().unwrap_or_default());
-                column.append(true);
-            }
-            _ => column.append(false),
-        }
+        let values = match &row.outcome {
+            Outcome::Ok(scores) => (vector.of)(scores),
+            Outcome::Failed(_) => None,
+        };
+        column.values().append_slice(values.unwrap_or_default());
+        column.append(values.is_some());
     }
     Arc::new(column.finish())
 }

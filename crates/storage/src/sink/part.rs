@@ -259,6 +259,7 @@ mod tests {
                 format,
                 columns: Vec::new(),
                 logits: false,
+                embedding: false,
                 created_at: 0,
             };
             let path = Path::new("out").join(name(7, format));

@@ -17,7 +17,7 @@ use trommel_types::TopLabel;
 
 use crate::sink::finish::Summary;
 use crate::sink::folder::{SUCCESS, SUMMARY};
-use crate::sink::row::{COLUMNS, LOGITS};
+use crate::sink::row::{COLUMNS, is_vector};
 use crate::sink::{Format, part};
 use crate::{StorageError, StorageErrorKind};
 
@@ -118,7 +118,7 @@ fn counted_parts(folder: &Path) -> Result<Option<HashSet<String>>, StorageError>
 /// Which columns are read, where the format allows a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
-    /// All but logits, which outweigh everything else and no reader of rows asks for.
+    /// All but vectors, which outweigh everything else and no reader of rows asks for.
     All,
     /// Those that tell an image.
     Identity,
@@ -127,7 +127,7 @@ enum Wanted {
 impl Wanted {
     fn column(self, name: &str) -> bool {
         match self {
-            Self::All => name != LOGITS,
+            Self::All => !is_vector(name),
             Self::Identity => ["index", "uri", "etag", "status"].contains(&name),
         }
     }
@@ -243,7 +243,7 @@ fn row(mut fields: Map<String, Value>) -> Option<ResultRow> {
         columns: fields
             .into_iter()
             .filter(|(name, value)| {
-                !value.is_null() && !COLUMNS.contains(&name.as_str()) && name != LOGITS
+                !value.is_null() && !COLUMNS.contains(&name.as_str()) && !is_vector(name)
             })
             .map(|(name, value)| match value {
                 Value::String(text) => (name, text),

@@ -3,7 +3,7 @@ use std::io::{self, Write};
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
-use trommel_types::{Classification, Column, ColumnKind, Outcome, Scalar, TopLabel};
+use trommel_types::{Classification, Column, ColumnKind, Outcome, Scalar, Scores, TopLabel};
 
 use crate::StorageError;
 use crate::sink::Format;
@@ -28,11 +28,14 @@ pub struct JobRecord {
     pub columns: Vec<Column>,
     /// Whether rows hold the model's raw output.
     pub logits: bool,
+    /// Whether rows hold the images' embeddings.
+    #[serde(default)]
+    pub embedding: bool,
     /// When the job was created, in microseconds since the Unix epoch, UTC.
     pub created_at: i64,
 }
 
-/// The columns of every row, before the pass-through columns and `logits`.
+/// The columns of every row, before the pass-through columns and the vectors.
 pub(super) const COLUMNS: [&str; 17] = [
     "job_id",
     "index",
@@ -52,14 +55,37 @@ pub(super) const COLUMNS: [&str; 17] = [
     "attempts",
     "finished_at",
 ];
-/// The column after all others, if asked for.
-pub(super) const LOGITS: &str = "logits";
+/// A column of vectors.
+pub(super) struct Vector {
+    pub(super) name: &'static str,
+    is_in: fn(&JobRecord) -> bool,
+    pub(super) of: fn(&Scores) -> Option<&[f32]>,
+}
+
+/// The columns after all others, each if asked for.
+pub(super) const VECTORS: [Vector; 2] = [
+    Vector {
+        name: "logits",
+        is_in: |job| job.logits,
+        of: |scores| scores.logits.as_deref(),
+    },
+    Vector {
+        name: "embedding",
+        is_in: |job| job.embedding,
+        of: |scores| scores.embedding.as_deref(),
+    },
+];
+
+/// Whether this is the name of a column of vectors.
+pub(super) fn is_vector(name: &str) -> bool {
+    VECTORS.iter().any(|vector| vector.name == name)
+}
 
 impl JobRecord {
     /// Names of the pass-through columns in rows: as the source has them, with `source_` before a
     /// name that is one of Trommel's, or that another column has got this way.
     pub(super) fn column_names(&self) -> Vec<String> {
-        let is_own = |name: &str| name == LOGITS || COLUMNS.contains(&name);
+        let is_own = |name: &str| is_vector(name) || COLUMNS.contains(&name);
         let mut names: Vec<String> = Vec::with_capacity(self.columns.len());
         for (position, column) in self.columns.iter().enumerate() {
             let mut name = column.name.clone();
@@ -77,14 +103,18 @@ impl JobRecord {
         names
     }
 
+    /// The columns of vectors in rows of this job.
+    pub(super) fn vectors(&self) -> impl Iterator<Item = &'static Vector> {
+        VECTORS.iter().filter(|vector| (vector.is_in)(self))
+    }
+
     /// Names of all columns, in order.
     pub(super) fn all_names(&self) -> Vec<String> {
-        let logits = self.logits.then(|| LOGITS.to_owned());
         COLUMNS
             .map(str::to_owned)
             .into_iter()
             .chain(self.column_names())
-            .chain(logits)
+            .chain(self.vectors().map(|vector| vector.name.to_owned()))
             .collect()
     }
 }
@@ -117,7 +147,7 @@ pub(super) enum Value<'a> {
     Score(f32),
     Text(Cow<'a, str>),
     Top(&'a [TopLabel]),
-    Logits(&'a [f32]),
+    Vector(&'a [f32]),
 }
 
 /// A row in the text formats.
@@ -176,9 +206,9 @@ impl<'a> TextRow<'a> {
                 },
             });
         }
-        if self.job.logits {
-            let logits = ok.and_then(|scores| scores.logits.as_deref());
-            values.push(logits.map_or(Value::Null, Value::Logits));
+        for vector in self.job.vectors() {
+            let vector = ok.and_then(vector.of);
+            values.push(vector.map_or(Value::Null, Value::Vector));
         }
         values
     }
@@ -286,6 +316,7 @@ mod tests {
                 .map(column)
                 .to_vec(),
             logits: true,
+            embedding: true,
             created_at: 0,
         };
         let names = job.column_names();
@@ -299,7 +330,7 @@ mod tests {
                 "source_site"
             ]
         );
-        assert_eq!(job.all_names().len(), 17 + 5 + 1);
+        assert_eq!(job.all_names().len(), 17 + 5 + 2);
     }
 
     #[test]

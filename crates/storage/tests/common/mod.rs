@@ -55,6 +55,7 @@ pub(crate) fn record() -> JobRecord {
         format: Format::Parquet,
         columns: Vec::new(),
         logits: false,
+        embedding: false,
         created_at: 1,
     }
 }

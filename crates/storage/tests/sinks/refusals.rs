@@ -65,6 +65,7 @@ fn another_job_is_told_what_differs_and_changes_nothing() {
         (
             JobRecord {
                 logits: false,
+                embedding: false,
                 ..job()
             },
             ["true", "false"],

@@ -224,6 +224,7 @@ impl Repository {
             intra_threads: config.intra_threads(),
             top_k: config.top_k,
             logits: config.logits,
+            embedding: config.embedding,
         };
         let model = Model::open(
             runtime,

@@ -65,6 +65,7 @@ pub(crate) fn record_of(job: &Job, model: &JobModel, config: &WorkerConfig) -> J
         format: Format::Parquet,
         columns: job.columns.clone(),
         logits: config.infer.logits,
+        embedding: config.infer.embedding,
         created_at: job.submitted_at,
     }
 }

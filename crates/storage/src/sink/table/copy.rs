@@ -43,11 +43,11 @@ fn append_field(out: &mut Vec<u8>, value: &Value<'_>) {
         Value::Float(value) => append_escaped(out, &value.to_string()),
         Value::Score(value) => append_escaped(out, &value.to_string()),
         Value::Top(top) => append_escaped(out, &json(top)),
-        Value::Logits(logits) => {
+        Value::Vector(values) => {
             let mut array = String::from("{");
-            for (position, logit) in logits.iter().enumerate() {
+            for (position, value) in values.iter().enumerate() {
                 let comma = if position > 0 { "," } else { "" };
-                write!(array, "{comma}{logit}").expect("a String takes every byte");
+                write!(array, "{comma}{value}").expect("a String takes every byte");
             }
             array.push('}');
             append_escaped(out, &array);

@@ -3,7 +3,7 @@
 use tokio_postgres::{Client, Transaction};
 use trommel_types::ColumnKind;
 
-use crate::sink::row::{COLUMNS, JobRecord, LOGITS};
+use crate::sink::row::{COLUMNS, JobRecord};
 use crate::sink::table::{JOBS, MAX_NAME, TableDestination, invalid, quote};
 use crate::{StorageError, StorageErrorKind};
 
@@ -38,8 +38,9 @@ fn columns(job: &JobRecord) -> Vec<(String, &'static str)> {
         ColumnKind::Bool => "boolean",
     });
     let passed = job.column_names().into_iter().zip(passed);
-    let logits = job.logits.then(|| (LOGITS.to_owned(), "real[]"));
-    own.chain(passed).chain(logits).collect()
+    let vectors = job.vectors();
+    let vectors = vectors.map(|vector| (vector.name.to_owned(), "real[]"));
+    own.chain(passed).chain(vectors).collect()
 }
 
 /// The columns' names as SQL lists them.
