@@ -14,7 +14,8 @@ run=$(mktemp -d)
 trap 'rm -rf "$run"' EXIT
 images=200
 mkdir "$run/photos"
-find "$work/photos" -name '*.jpg' | sort | head -n "$images" | xargs -I{} ln -s {} "$run/photos"
+mapfile -t photos < <(find "$work/photos" -name '*.jpg' | sort)
+ln -s "${photos[@]:0:images}" "$run/photos"
 for round in 1 2 3; do
     "$python" bench/flask_service.py "$run/photos" "$images" 2>/dev/null >"$run/flask-$round.json"
     for model in vit vit-int8; do

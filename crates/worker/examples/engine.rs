@@ -1,8 +1,9 @@
-//! How fast an engine with the default settings classifies while images always wait for it.
+//! How fast an engine classifies while images always wait for it.
 //!
-//! `cargo run --release -p trommel-worker --example engine -- MODEL_DIR SECONDS` prints one JSON
-//! object: images/s, the mean fill of the batches, and the time between batches as a share of the
-//! time spent on them.
+//! `cargo run --release -p trommel-worker --example engine -- MODEL_DIR SECONDS [INSTANCES
+//! INTRA_THREADS MAX_BATCH]` prints one JSON object: images/s, the mean fill of the batches, and the
+//! time between batches as a share of the time spent on them. Settings that are not given are the
+//! defaults.
 
 use std::error::Error;
 use std::path::Path;
@@ -25,7 +26,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shape = plan
         .shape()
         .ok_or("the plan gives tensors of different sizes")?;
-    let config = InferConfig::default();
+    let mut config = InferConfig::default();
+    if let [instances, intra_threads, max_batch] = &args.collect::<Vec<_>>()[..] {
+        config.instances = Some(instances.parse()?);
+        config.intra_threads = Some(intra_threads.parse()?);
+        config.max_batch = max_batch.parse()?;
+    }
     let options = ModelOptions {
         intra_threads: config.intra_threads(),
         top_k: config.top_k,
