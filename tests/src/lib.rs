@@ -60,6 +60,7 @@ impl Trommel {
                 command.env_remove(name);
             }
         }
+        command.env("XDG_CACHE_HOME", root().join("target/test-cache"));
         Self { command }
     }
 

@@ -162,6 +162,8 @@ fn wake_the_dead(ignore_preconditions: bool) {
     let server = S3Server::start();
     server.ignore_preconditions(ignore_preconditions);
     let mut cluster = on_bucket(&folder, &server);
+    // The job has to go on while the other sink starts and until the first one wakes.
+    server.slow_down(Duration::from_millis(10));
     let zombie = cluster.of_role("sink")[0];
     let output = server.path("photos", "rows");
     let waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "undead");

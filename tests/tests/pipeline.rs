@@ -278,6 +278,33 @@ fn logits_are_added_on_request() {
 }
 
 #[test]
+fn the_fastest_batch_is_measured_once_and_remembered() {
+    let folder = Folder::with_digits(3);
+    let (output, cache) = (folder.path("rows.jsonl"), folder.path("cache"));
+    let max_batch = |args: &[&str]| {
+        let run = Trommel::classify(&folder.images(), &output)
+            .args(["--overwrite", "--json"])
+            .args(args)
+            .env("XDG_CACHE_HOME", cache.to_str().unwrap())
+            .run();
+        assert_code(&run, 0);
+        let summary: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+        summary["run"]["engine"]["max_batch"].as_u64().unwrap()
+    };
+    let batches = cache.join("trommel/batches");
+    assert_eq!(max_batch(&["--max-batch", "3"]), 3);
+    assert!(!batches.exists(), "nothing had to be measured");
+    let measured = max_batch(&[]);
+    assert!([1, 2, 4, 8, 16].contains(&measured), "{measured}");
+
+    let files = fs::read_dir(batches).unwrap();
+    let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    fs::write(&files[0], "{\"max_batch\":5}").unwrap();
+    assert_eq!(max_batch(&[]), 5);
+}
+
+#[test]
 fn embeddings_of_a_model_without_them_are_refused_at_start() {
     let folder = Folder::with_digits(3);
     let output = folder.path("rows.jsonl");

@@ -379,7 +379,7 @@ pub(crate) struct TuningArgs {
     #[arg(long)]
     pub(crate) fast: bool,
 
-    /// Images in a full batch
+    /// Images in a full batch. Default: the fastest number, measured once for a model and a machine
     #[arg(long, value_name = "N")]
     pub(crate) max_batch: Option<NonZeroUsize>,
 
@@ -421,7 +421,7 @@ pub(crate) struct ProfileArgs {
     #[arg(short, long, value_name = "DIR", env = "TROMMEL_MODEL")]
     pub(crate) model: PathBuf,
 
-    /// Images in the batch that is profiled. Default: infer.max-batch
+    /// Images in the batch that is profiled. Default: infer.max-batch, or the fastest number
     #[arg(long, value_name = "N")]
     pub(crate) batch: Option<NonZeroUsize>,
 

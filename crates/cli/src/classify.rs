@@ -6,12 +6,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
-use trommel_infer::{Engine, EngineOptions};
+use trommel_infer::Engine;
 use trommel_storage::{
     Existing, Format, JobRecord, Opened, Output, ResultSink, Reuse, Source, SourceOptions,
     open_source,
 };
-use trommel_worker::{EmbeddedJob, Ended, Progress, WorkerError};
+use trommel_worker::{EmbeddedJob, Ended, Progress, WorkerError, engine_options};
 
 use crate::args::{ClassifyArgs, PartFormat, SourceArgs};
 use crate::config::Config;
@@ -63,12 +63,8 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
         }
         sink => (sink, None),
     };
-    let engine_options = EngineOptions {
-        instances: config.infer.instances(),
-        max_batch: config.infer.max_batch.get(),
-        max_wait: config.infer.max_wait,
-    };
-    let engine = Arc::new(Engine::start(opened.model, engine_options).context(Usage)?);
+    let batches = engine_options(&opened.model, &config.infer).context(Usage)?;
+    let engine = Arc::new(Engine::start(opened.model, batches).context(Usage)?);
     let job = EmbeddedJob {
         source,
         plan: opened.plan,

@@ -45,6 +45,7 @@ pub(crate) fn load(
             let problems: Vec<_> = errors.into_iter().map(|error| error.to_string()).collect();
             anyhow::anyhow!("{}", list("configuration", &problems))
         })?;
+    config.infer.cache.get_or_insert_with(cache_folder);
     // As all clients of PostgreSQL take them.
     config.postgres.user = config
         .postgres
@@ -56,6 +57,14 @@ pub(crate) fn load(
         bail!("{}", list("configuration", &problems));
     }
     Ok(config)
+}
+
+/// Trommel's folder where caches of programs go.
+pub(crate) fn cache_folder() -> PathBuf {
+    let home = || std::env::home_dir().map(|home| home.join(".cache"));
+    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let caches = named.or_else(home).unwrap_or_else(std::env::temp_dir);
+    caches.join("trommel")
 }
 
 fn config_file(named: Option<&Path>) -> Result<Option<PathBuf>> {

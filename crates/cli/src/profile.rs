@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use trommel_infer::{BatchRate, NodeTime, Profile};
+use trommel_worker::engine_options;
 
 use crate::args::ProfileArgs;
 use crate::config::Config;
@@ -51,7 +52,10 @@ pub(crate) fn run(
 ) -> Result<Exit> {
     let opened = model::open(&args.model, config, onnxruntime).context(Usage)?;
     let model = opened.model;
-    let batch = args.batch.unwrap_or(config.infer.max_batch).get();
+    let batch = match args.batch {
+        Some(batch) => batch.get(),
+        None => engine_options(&model, &config.infer)?.max_batch,
+    };
     let profile = model.profile(batch, args.runs.get())?;
     let mut throughput = Vec::new();
     for batch in &args.batches {

@@ -1,12 +1,12 @@
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use tokio::runtime::Builder;
 use trommel_worker::{HopKind, Role, Worker, WorkerOptions};
 
 use crate::args::{HopArg, RoleArg, WorkerArgs};
-use crate::config::Config;
+use crate::config::{Config, cache_folder};
 use crate::exit::{Exit, Usage};
 use crate::progress_bar::LogWriter;
 use crate::shutdown;
@@ -17,7 +17,9 @@ pub(crate) fn run(args: WorkerArgs, config: Config, onnxruntime: Option<&Path>) 
     roles.sort_unstable();
     roles.dedup();
     let options = WorkerOptions {
-        model_cache: args.model_cache.unwrap_or_else(cache),
+        model_cache: args
+            .model_cache
+            .unwrap_or_else(|| cache_folder().join("models")),
         model_repository: args.model_repository,
         tensor_hop: match args.tensor_hop {
             HopArg::Jetstream => HopKind::Jetstream,
@@ -41,14 +43,6 @@ pub(crate) fn run(args: WorkerArgs, config: Config, onnxruntime: Option<&Path>) 
     // A thread may still wait for a store; it holds nothing that has to be kept.
     runtime.shutdown_background();
     ended.map(|()| Exit::Success)
-}
-
-/// Where caches of programs go.
-fn cache() -> PathBuf {
-    let home = || std::env::home_dir().map(|home| home.join(".cache"));
-    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let caches = named.or_else(home).unwrap_or_else(std::env::temp_dir);
-    caches.join("trommel").join("models")
 }
 
 fn say(what: &str) {

@@ -12,7 +12,7 @@
 //! score is never NaN. `design.md` beside the code goes through the failures.
 //!
 //! Deliberately absent: decoding and resizing (pixels come as HWC bytes), queues, retries over
-//! time, and the choice of defaults. Besides `ORT_DYLIB_PATH`, no environment is read.
+//! time, and the choice of defaults ([`Model::best_batch`] measures one). Besides `ORT_DYLIB_PATH`, no environment is read.
 //!
 //! ```no_run
 //! # async fn example(normalization: trommel_types::Normalization, pixels: Vec<u8>)
@@ -41,6 +41,7 @@
 //! ```
 
 mod backend;
+mod calibrate;
 mod config;
 mod device;
 mod engine;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
+use trommel_infer::{Engine, Model, ModelOptions, Runtime};
 use trommel_preprocess::Plan;
-use trommel_worker::InferConfig;
+use trommel_worker::{InferConfig, engine_options};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let [instances, intra_threads, max_batch] = &args.collect::<Vec<_>>()[..] {
         config.instances = Some(instances.parse()?);
         config.intra_threads = Some(intra_threads.parse()?);
-        config.max_batch = max_batch.parse()?;
+        config.max_batch = Some(max_batch.parse()?);
     }
     let options = ModelOptions {
         intra_threads: config.intra_threads(),
@@ -39,11 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let runtime = Runtime::load(None)?;
     let model = Model::open(&runtime, model, plan.normalization(), shape, &options)?;
-    let options = EngineOptions {
-        instances: config.instances(),
-        max_batch: config.max_batch.get(),
-        max_wait: config.max_wait,
-    };
+    let options = engine_options(&model, &config)?;
     // As many as the engine holds, and another batch that waits outside.
     let waiting = options.max_batch * (2 * options.instances + 2);
     let engine = Engine::start(model, options)?;
@@ -70,6 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stats = engine.stats();
     let report = serde_json::json!({
         "images_per_second": f64::from(images) / took.as_secs_f64(),
+        "batch": stats.max_batch,
         "fill": stats.fill,
         "gaps": stats.gaps.as_secs_f64() / stats.compute.as_secs_f64(),
     });

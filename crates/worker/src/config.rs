@@ -1,7 +1,9 @@
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use trommel_infer::Device;
 use trommel_preprocess::{Limits, Mode};
 use trommel_queue::BrokerConfig;
 use trommel_storage::{PostgresConfig, S3Config};
@@ -98,9 +100,11 @@ pub struct InferConfig {
     pub instances: Option<NonZeroUsize>,
     /// Threads inside one session. Default: the cores divided by the instances.
     pub intra_threads: Option<NonZeroUsize>,
-    /// Images in a full batch. Default: 8, which is as fast as larger ones on CPUs and uses less
-    /// memory.
-    pub max_batch: NonZeroUsize,
+    /// Images in a full batch. Default: the fastest number, which is measured when a model is
+    /// first loaded on a machine.
+    pub max_batch: Option<NonZeroUsize>,
+    /// Folder for what is measured. Default: `trommel` in the user's cache folder.
+    pub cache: Option<PathBuf>,
     /// Longest time an image waits for its batch to fill. Default: `20ms`.
     #[serde(with = "humantime_serde")]
     pub max_wait: Duration,
@@ -120,7 +124,8 @@ impl Default for InferConfig {
             device: "cpu".to_owned(),
             instances: None,
             intra_threads: None,
-            max_batch: NonZeroUsize::new(8).expect("8 is not 0"),
+            max_batch: None,
+            cache: None,
             max_wait: Duration::from_millis(20),
             top_k: NonZeroU32::new(5).expect("5 is not 0"),
             logits: false,
@@ -156,6 +161,17 @@ impl InferConfig {
     /// Sessions that run side by side, with the default applied.
     pub fn instances(&self) -> usize {
         self.instances.map_or_else(|| cores().min(4), Into::into)
+    }
+
+    /// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
+    pub(crate) fn tensors_in_hand(&self, max_batch: usize) -> usize {
+        max_batch * (2 * self.instances() + 1)
+    }
+
+    /// Images in a full batch at most: as many as are configured, or as the device is tried with.
+    pub(crate) fn largest_batch(&self) -> usize {
+        let largest = || Device::parse(&self.device).map_or(1, Device::largest_batch);
+        self.max_batch.map_or_else(largest, Into::into)
     }
 
     /// Threads inside one session, with the default applied.
@@ -259,7 +275,7 @@ impl WorkerConfig {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.broker.problems();
         problems.extend(self.s3.problems());
-        if let Err(error) = trommel_infer::Device::parse(&self.infer.device) {
+        if let Err(error) = Device::parse(&self.infer.device) {
             problems.push(format!("infer.device: {error}"));
         }
         if self.preprocess.max_bytes == 0 {

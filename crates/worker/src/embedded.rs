@@ -108,7 +108,7 @@ impl EmbeddedJob {
         progress: Arc<Progress>,
         stop: CancellationToken,
     ) -> Result<(Ended, R), WorkerError> {
-        let queues = Queues::new(&self.config);
+        let queues = Queues::new(&self.config, self.tensors_in_hand());
         let tokens = Tokens::default();
         let roles = self.start(rows, choice, &queues, &tokens, &progress)?;
         let drain_timeout = self.config.shutdown.drain_timeout;
@@ -181,7 +181,7 @@ impl EmbeddedJob {
             progress: Arc::clone(progress),
         });
         let infer = Arc::new(infer::Context {
-            intake: Intake::new(Arc::clone(&queues.tensors), tensors_in_hand(config)),
+            intake: Intake::new(Arc::clone(&queues.tensors), self.tensors_in_hand()),
             engines: Arc::new(infer::OneEngine(Arc::clone(&self.engine))),
             jobs,
             settler,
@@ -302,12 +302,19 @@ struct Queues {
     results: Arc<dyn Queue<Classification>>,
 }
 
+impl EmbeddedJob {
+    fn tensors_in_hand(&self) -> usize {
+        let max_batch = self.engine.stats().max_batch;
+        self.config.infer.tensors_in_hand(max_batch)
+    }
+}
+
 impl Queues {
-    fn new(config: &WorkerConfig) -> Self {
+    fn new(config: &WorkerConfig, tensors_in_hand: usize) -> Self {
         let part_rows = config.sink.part_rows.get();
         Self {
             tasks: memory(1024),
-            tensors: memory(2 * tensors_in_hand(config)),
+            tensors: memory(2 * tensors_in_hand),
             // The sink holds a whole part before it settles any of it.
             results: memory(part_rows + part_rows / 2 + 64),
         }
@@ -319,9 +326,4 @@ fn memory<T: Message>(capacity: usize) -> Arc<dyn Queue<T>> {
         capacity,
         ..MemoryQueueConfig::default()
     }))
-}
-
-/// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
-pub(crate) fn tensors_in_hand(config: &WorkerConfig) -> usize {
-    config.infer.max_batch.get() * (2 * config.infer.instances() + 1)
 }

@@ -14,6 +14,7 @@
 //!
 //! Deliberately absent: arguments, environment, signals and terminals, which are the binary's.
 
+mod calibration;
 mod config;
 mod cpu_pool;
 mod disposition;
@@ -32,6 +33,7 @@ mod rows;
 mod settle;
 mod sink;
 
+pub use calibration::engine_options;
 pub use config::{
     InferConfig, IngestConfig, PreprocessConfig, RetryPolicy, ShutdownConfig, SinkConfig,
     WorkerConfig,

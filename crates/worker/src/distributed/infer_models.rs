@@ -143,15 +143,14 @@ pub(crate) struct Context {
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let stop = shutdown.child_token();
     let mut loops = JoinSet::new();
-    let mut served: HashMap<String, ()> = HashMap::new();
+    let mut served = HashMap::new();
     let mut changed = ctx.live.changed();
     let ended = loop {
         let needed = ctx.needed();
         for model in &needed {
-            let name = model.name.to_string();
-            if served.insert(name.clone(), ()).is_none() {
-                let (ctx, stop) = (Arc::clone(&ctx), stop.clone());
-                loops.spawn(async move { serve(&ctx, &name, stop).await });
+            if served.insert(Arc::clone(&model.name), ()).is_none() {
+                let (ctx, model, stop) = (Arc::clone(&ctx), model.clone(), stop.clone());
+                loops.spawn(async move { serve(&ctx, &model, stop).await });
             }
         }
         ctx.engines.trim(&needed);
@@ -174,10 +173,16 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
     ended
 }
 
-async fn serve(ctx: &Context, model: &str, stop: CancellationToken) -> Result<(), WorkerError> {
-    let tensors = queues::tensors_of(&ctx.broker, &ctx.subjects, &ctx.config, model).await?;
+/// Classifies the tensors of all versions of a model. The one that is named is loaded first, so that
+/// no more is pulled than its batches take.
+async fn serve(ctx: &Context, model: &ModelId, stop: CancellationToken) -> Result<(), WorkerError> {
+    let (broker, subjects, config) = (&ctx.broker, &ctx.subjects, &ctx.config);
+    let tensors = queues::tensors_of(broker, subjects, config, &model.name).await?;
+    let engine = ctx.engines.engine(model).await?;
+    let in_hand = config.infer.tensors_in_hand(engine.stats().max_batch);
+    drop(engine);
     let context = infer::Context {
-        intake: Intake::new(tensors, crate::embedded::tensors_in_hand(&ctx.config)),
+        intake: Intake::new(tensors, in_hand),
         engines: Arc::clone(&ctx.engines) as Arc<dyn Engines>,
         jobs: Arc::clone(&ctx.jobs),
         settler: ctx.settler.clone(),

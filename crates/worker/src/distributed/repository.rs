@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
+use trommel_infer::{Engine, Model, ModelOptions, Runtime};
 use trommel_preprocess::Plan;
 use trommel_storage::{Mirror, S3Config};
 
 use crate::distributed::record::JobModel;
 use crate::job::{ModelId, PlannedModel};
-use crate::{InferConfig, WorkerError};
+use crate::{InferConfig, WorkerError, engine_options};
 
 /// Bytes of a message besides the tensor: uri, pass-through columns, names.
 const MESSAGE_ROOM: usize = 16 << 10;
@@ -233,11 +233,7 @@ impl Repository {
             shape,
             &options,
         )?;
-        let options = EngineOptions {
-            instances: config.instances(),
-            max_batch: config.max_batch.get(),
-            max_wait: config.max_wait,
-        };
+        let options = engine_options(&model, config)?;
         Ok(Engine::start(model, options)?)
     }
 }

@@ -319,7 +319,8 @@ impl Worker {
         let mut in_flight = config.in_flight();
         if self.hop == HopKind::Local {
             // A task stays in hand until its image is classified.
-            in_flight += crate::embedded::tensors_in_hand(&self.config);
+            let infer = &self.config.infer;
+            in_flight += infer.tensors_in_hand(infer.largest_batch());
         }
         let tasks = queues::tasks(&self.broker, &self.subjects, &self.config, Ends::Both).await?;
         let source = SourceOptions {

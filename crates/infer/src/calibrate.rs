@@ -1,0 +1,146 @@
+//! How large batches should be, found out by trying.
+//!
+//! On CPUs small batches are often the fastest, because their tensors stay in the caches; on GPUs
+//! large ones are. By how much depends on model and machine.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, OrtBackend};
+use crate::{Device, InferError, InferErrorKind, Model};
+
+/// Sizes that are tried one after the other.
+const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// The largest size that is tried on a CPU.
+const LARGEST_ON_CPU: usize = 16;
+/// Time that a size is tried, at least for one batch.
+const TRIED: Duration = Duration::from_millis(60);
+/// A size that would take longer than this, by the best one so far, is not tried, nor larger ones.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How much faster a larger batch has to be: it takes more memory, and images wait for it longer.
+const GAIN: f64 = 1.01;
+/// Once a batch is this much slower than the best one, no larger one is tried.
+const LOSS: f64 = 0.92;
+
+impl Device {
+    /// The largest batch that [`Model::best_batch`] gives for this device.
+    pub fn largest_batch(self) -> usize {
+        match self {
+            Self::Cpu => LARGEST_ON_CPU,
+            Self::Cuda(_) | Self::TensorRt(_) => SIZES[SIZES.len() - 1],
+        }
+    }
+}
+
+impl Model {
+    /// The size of batch at which `instances` sessions side by side classify the most images a
+    /// second; the smallest where several are about as fast. Of a model of a fixed batch that one.
+    ///
+    /// Blocks: for a third of a second with a fast model, for a few seconds with a slow one, of which
+    /// large batches are not tried. Sizes that the device has no memory for are passed over.
+    ///
+    /// # Errors
+    /// When a session cannot be opened, or the model fails on a single image.
+    pub fn best_batch(&self, instances: usize) -> Result<usize, InferError> {
+        if let Some(fixed) = self.fixed_batch() {
+            return Ok(fixed);
+        }
+        let largest = self.device().largest_batch();
+        let backend = || OrtBackend::new(Arc::clone(&self.inner), self.inner.session()?, largest);
+        let mut backends = (0..instances)
+            .map(|_| backend())
+            .collect::<Result<Vec<_>, _>>()?;
+        let sizes = SIZES.into_iter().filter(|size| *size <= largest);
+        fastest(sizes, instances, |size| rate(&mut backends, size))
+    }
+}
+
+/// The smallest of the fastest sizes, which come in rising order; `rate` gives images a second of
+/// all instances.
+fn fastest(
+    sizes: impl Iterator<Item = usize>,
+    instances: usize,
+    mut rate: impl FnMut(usize) -> Result<f64, InferError>,
+) -> Result<usize, InferError> {
+    let (mut best, mut best_rate) = (1, 0.0);
+    for size in sizes {
+        // Two batches, the first of which takes memory.
+        let seconds = (2 * size * instances) as f64 / best_rate;
+        if best_rate > 0.0 && seconds > PATIENCE.as_secs_f64() {
+            break;
+        }
+        let rate = match rate(size) {
+            Ok(rate) => rate,
+            Err(error) if best_rate > 0.0 && !error.is_fatal() => {
+                if error.kind() != InferErrorKind::OutOfMemory {
+                    tracing::warn!("{error}; going on with batches of {best}");
+                }
+                break;
+            }
+            Err(error) => return Err(error),
+        };
+        if rate > GAIN * best_rate {
+            (best, best_rate) = (size, rate);
+        } else if rate < LOSS * best_rate {
+            break;
+        }
+    }
+    Ok(best)
+}
+
+/// Images a second with all backends at work, after a batch that takes memory.
+fn rate(backends: &mut [OrtBackend], size: usize) -> Result<f64, InferError> {
+    let one = |backend: &mut OrtBackend| {
+        backend.warm_up(size)?;
+        let (start, mut images) = (Instant::now(), 0);
+        while images == 0 || start.elapsed() < TRIED {
+            backend.warm_up(size)?;
+            images += size;
+        }
+        Ok(images as f64 / start.elapsed().as_secs_f64())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = backends
+            .iter_mut()
+            .map(|backend| scope.spawn(move || one(backend)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                let panicked = || {
+                    let message = "a thread that measured the size of batches panicked";
+                    Err(InferError::new(InferErrorKind::EngineStopped, message))
+                };
+                thread.join().unwrap_or_else(|_| panicked())
+            })
+            .sum()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is chosen where the sizes from 1 on have these rates; 0 stands for no memory.
+    fn best(rates: &[f64]) -> Result<usize, InferErrorKind> {
+        let rate = |size: usize| match rates[size.ilog2() as usize] {
+            0.0 => Err(InferError::new(InferErrorKind::OutOfMemory, "no room")),
+            rate => Ok(rate),
+        };
+        let sizes = SIZES.into_iter().take(rates.len());
+        fastest(sizes, 2, rate).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_smallest_of_the_fastest_sizes_is_chosen() {
+        assert_eq!(best(&[100.0, 150.0, 200.0, 190.0, 201.0]), Ok(4));
+        assert_eq!(best(&[100.0, 100.0, 99.0, 95.0, 104.0]), Ok(16));
+        // A batch of four would take nearly three seconds.
+        assert_eq!(best(&[5.0, 6.0, 100.0]), Ok(2));
+        // Beyond a clear loss nothing is tried.
+        assert_eq!(best(&[100.0, 120.0, 90.0, 500.0]), Ok(2));
+        assert_eq!(best(&[100.0, 200.0, 300.0, 0.0]), Ok(4));
+        assert_eq!(best(&[0.0]), Err(InferErrorKind::OutOfMemory));
+    }
+}
