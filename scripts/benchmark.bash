@@ -5,6 +5,8 @@ export PATH="$PWD/.tools/bin:$PATH"
 work=$PWD/.tools/bench
 python=$PWD/.tools/venv-models/bin/python
 trommel=$PWD/target/release/trommel
+# ONNX Runtime in Python and in the examples would report its use to its makers.
+export ORT_DISABLE_TELEMETRY=1
 
 # build: all release programs at once, as other sets of them unify features differently.
 build() {

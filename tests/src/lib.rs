@@ -60,6 +60,8 @@ impl Trommel {
                 command.env_remove(name);
             }
         }
+        // The binary sets it for itself.
+        command.env_remove("ORT_DISABLE_TELEMETRY");
         command.env("XDG_CACHE_HOME", root().join("target/test-cache"));
         Self { command }
     }

@@ -305,6 +305,20 @@ fn the_fastest_batch_is_measured_once_and_remembered() {
 }
 
 #[test]
+fn nothing_but_our_own_is_left_in_the_cache() {
+    let folder = Folder::with_digits(3);
+    let cache = folder.path("cache");
+    let run = Trommel::classify(&folder.images(), &folder.path("rows.csv"))
+        .env("XDG_CACHE_HOME", cache.to_str().unwrap())
+        .run();
+    assert_code(&run, 0);
+    // ONNX Runtime would keep its reports there until they are sent.
+    let names = fs::read_dir(cache).unwrap().map(|entry| entry.unwrap());
+    let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+    assert_eq!(names, ["trommel"]);
+}
+
+#[test]
 fn embeddings_of_a_model_without_them_are_refused_at_start() {
     let folder = Folder::with_digits(3);
     let output = folder.path("rows.jsonl");

@@ -16,6 +16,7 @@ mod summary;
 mod worker;
 
 use std::io::{IsTerminal, Write};
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -32,7 +33,9 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let ended = start_logging(&cli.log).and_then(|()| run(cli));
+    let ended = start_unreported()
+        .and_then(|()| start_logging(&cli.log))
+        .and_then(|()| run(cli));
     match ended {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -44,6 +47,26 @@ fn main() -> ExitCode {
             Exit::of(&error).into()
         }
     }
+}
+
+/// Starts this program once more, in the same process, with ONNX Runtime's own reports switched off.
+///
+/// Since 1.31 the library sends figures of its use to its makers unless this variable is set when it
+/// is loaded, whatever is said by its API; and a process cannot safely change its own environment. One
+/// who wants the reports sets the variable to 0.
+fn start_unreported() -> Result<()> {
+    const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
+    if std::env::var_os(VARIABLE).is_some() {
+        return Ok(());
+    }
+    let mut args = std::env::args_os();
+    let mut again = std::process::Command::new(std::env::current_exe()?);
+    if let Some(name) = args.next() {
+        again.arg0(name);
+    }
+    // Comes back only when it fails.
+    let error = again.args(args).env(VARIABLE, "1").exec();
+    Err(error).context("failed to start with ONNX Runtime's reports switched off")
 }
 
 fn run(cli: Cli) -> Result<Exit> {

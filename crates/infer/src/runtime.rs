@@ -200,6 +200,7 @@ fn start(path: &Path) -> Result<Environment, String> {
     let builder = ort::init_from(path).map_err(|error| error.to_string())?;
     let environment = builder
         .with_name("trommel")
+        // Not enough: the binary sets ORT_DISABLE_TELEMETRY before it gets here.
         .with_telemetry(false)
         .build()
         .map_err(|error| error.to_string())?;
