@@ -36,4 +36,4 @@ for name, what in [("vit", "FP32"), ("vit-int8", "INT8 (dynamic)")]:
     rate = statistics.median(one["run"]["images_per_second"] for one in read(name))
     print(f"| `trommel classify`, {what} | {rate:.1f} | {rate / flask:.2f} |")
 PYTHON
-"$trommel" evaluate "$run/vit-int8.parquet" --against "$run/vit.parquet" | head -n 3
+"$trommel" evaluate "$run/vit-int8.parquet" --against "$run/vit.parquet" | sed -n 1,3p
