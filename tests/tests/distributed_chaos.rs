@@ -109,7 +109,7 @@ fn on_bucket(folder: &Folder, server: &S3Server) -> Cluster {
 /// Puts the images into a store that takes its time, so that no job has ended before the last kill.
 fn upload(folder: &Folder, server: &S3Server) {
     folder.upload(server, "photos");
-    server.slow_down(Duration::from_millis(4));
+    server.slow_down(Duration::from_millis(8));
 }
 
 #[test]
