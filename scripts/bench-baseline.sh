@@ -10,8 +10,7 @@ need_bench
 model vit hf/vit-base
 model vit-int8 hf/vit-base --int8 dynamic
 build
-run=$(mktemp -d)
-trap 'rm -rf "$run"' EXIT
+scratch
 images=200
 mkdir "$run/photos"
 mapfile -t photos < <(find "$work/photos" -name '*.jpg' | sort)

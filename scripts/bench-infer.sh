@@ -10,8 +10,7 @@ model vit hf/vit-base
 model vit-int8 hf/vit-base --int8 dynamic
 model resnet50 timm/resnet50
 build
-run=$(mktemp -d)
-trap 'rm -rf "$run"' EXIT
+scratch
 models=(vit resnet50 mobilenet vit-int8)
 for round in 1 2 3; do
     for model in "${models[@]}"; do

@@ -6,8 +6,7 @@ set -euo pipefail
 
 build
 # Links need the file system of what they link to.
-run=$(mktemp -d -p target)
-trap 'rm -rf "$run"' EXIT
+scratch
 for count in 10000 100000 300000; do
     python3 - "$run/$count" "$count" <<'PYTHON'
 import os, pathlib, sys

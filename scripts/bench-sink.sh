@@ -5,8 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 
 build
-run=$(mktemp -d -p target)
-trap 'rm -rf "$run"' EXIT
+scratch
 for number in 1 2 3; do
     target/release/examples/sink commit "$run/rows-$number"
 done

@@ -13,6 +13,13 @@ build() {
     cargo build --release --quiet --workspace --bins --examples
 }
 
+# scratch: a temporary folder "$run" beside what is built, so on a disk; gone at the end.
+scratch() {
+    mkdir -p target
+    run=$(mktemp -d -p "$PWD/target")
+    trap 'rm -rf "$run"' EXIT
+}
+
 # need_bench: what scripts/bench.sh leaves behind.
 need_bench() {
     [[ -x $python && -d $work/photos && -d $work/mobilenet ]] || {

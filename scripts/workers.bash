@@ -1,7 +1,7 @@
 # Sourced by benchmarks after benchmark.bash: worker processes on a broker of their own, in the temporary
 # folder "$run", with the models digits and, if scripts/bench.sh has run, mobilenet.
 
-run=$(mktemp -d -p "$PWD/target")
+scratch
 pids=()
 expected=0
 trap 'stop; rm -rf "$run"' EXIT
