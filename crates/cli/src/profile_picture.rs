@@ -28,20 +28,23 @@ pub(crate) fn draw(report: &Report) -> Document {
             .position(|other| other.operator == operator);
         COLOURS[place.unwrap_or(COLOURS.len()).min(COLOURS.len() - 1)]
     };
-    let what = |name: &str, milliseconds: f64| {
-        format!(
-            "{name}: {milliseconds:.3} ms, {:.1} %",
-            100.0 * milliseconds / all
-        )
+    let share = |milliseconds: f64| {
+        let percent = 100.0 * milliseconds / all;
+        format!("{milliseconds:.3} ms, {percent:.1} %")
     };
 
     let mut strip = Group::new();
     let mut x = MARGIN;
     for node in &report.profile.nodes {
         let width = node.milliseconds / all * (WIDTH - 2.0 * MARGIN);
-        let name = format!("{} {}", node.operator, node.name);
+        let what = format!(
+            "{} {}: {}",
+            node.operator,
+            node.name,
+            share(node.milliseconds)
+        );
         let bar = bar((x, 70.0), (width, STRIP), colour(&node.operator));
-        strip = strip.add(bar.add(Title::new(what(&name, node.milliseconds))));
+        strip = strip.add(bar.add(Title::new(what)));
         x += width;
     }
     let mut picture = Document::new()
@@ -70,14 +73,10 @@ pub(crate) fn draw(report: &Report) -> Document {
         for (label, milliseconds, colour) in rows {
             y += ROW;
             let width = milliseconds / longest * (WIDTH - MARGIN - BARS - 150.0);
-            let share = what("", milliseconds);
             picture = picture
                 .add(text((MARGIN, y), &shortened(&label)))
                 .add(bar((BARS, y - 13.0), (width, 16.0), colour))
-                .add(text(
-                    (BARS + width + 8.0, y),
-                    share.trim_start_matches(": "),
-                ));
+                .add(text((BARS + width + 8.0, y), &share(milliseconds)));
         }
         y += 2.0 * ROW;
     }

@@ -1,6 +1,6 @@
 //! The infer role over the broker: one loop for each model that running jobs ask for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -143,12 +143,12 @@ pub(crate) struct Context {
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let stop = shutdown.child_token();
     let mut loops = JoinSet::new();
-    let mut served = HashMap::new();
+    let mut served = HashSet::new();
     let mut changed = ctx.live.changed();
     let ended = loop {
         let needed = ctx.needed();
         for model in &needed {
-            if served.insert(Arc::clone(&model.name), ()).is_none() {
+            if served.insert(Arc::clone(&model.name)) {
                 let (ctx, model, stop) = (Arc::clone(&ctx), model.clone(), stop.clone());
                 loops.spawn(async move { serve(&ctx, &model, stop).await });
             }
