@@ -30,6 +30,9 @@ for name in peers[0]["rates"]:
 for name, what in [("decode", "Trommel, decode alone"), ("exact", "Trommel, exact"), ("fast", "Trommel, fast")]:
     row(what, [rate[name] for rate in rates])
 row("exact, of decode alone", [rate["exact"] / rate["decode"] for rate in rates])
+row("Trommel, 256 cropped to 224, whole image decoded", [rate["whole"] for rate in rates])
+row("Trommel, 256 cropped to 224", [rate["cropped"] for rate in rates])
+row("that, of decode alone", [rate["cropped"] / rate["decode"] for rate in rates])
 for missing in peers[0]["missing"]:
     print("not installed:", missing)
 PYTHON

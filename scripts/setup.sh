@@ -2,10 +2,20 @@
 # Puts the native parts into .tools: ONNX Runtime, and cmake, nasm and nats-server where the machine
 # has none, or none that is new enough.
 # Needs cargo, a C compiler, Python 3 and pip. Safe to repeat: what is there is not fetched again.
+# `setup.sh build` fetches only what building and running take. With ONNXRUNTIME=gpu it is ONNX
+# Runtime's build for CUDA, with its providers beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 onnxruntime_version=1.31.1
+case ${ONNXRUNTIME:=cpu} in
+cpu) package=onnxruntime ;;
+gpu) package=onnxruntime-gpu ;;
+*)
+    echo "setup: ONNXRUNTIME=$ONNXRUNTIME is none; give cpu or gpu" >&2
+    exit 1
+    ;;
+esac
 tools=$PWD/.tools
 mkdir -p "$tools/bin" "$tools/onnxruntime"
 
@@ -57,34 +67,43 @@ debian_unpack() {
 # --- ONNX Runtime: the shared library inside the PyPI wheel, version and hash pinned -------------
 library=$tools/onnxruntime/libonnxruntime.so.$onnxruntime_version
 if [[ ! -f $library ]]; then
-    case "$(uname -s)-$(uname -m)" in
-    Linux-x86_64)
+    case "$(uname -s)-$(uname -m)-$ONNXRUNTIME" in
+    Linux-x86_64-gpu)
+        platform=manylinux_2_28_x86_64
+        sha256=05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7
+        ;;
+    Linux-x86_64-cpu)
         platform=manylinux_2_28_x86_64
         sha256=1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536
         ;;
-    Linux-aarch64)
+    Linux-aarch64-cpu)
         platform=manylinux_2_28_aarch64
         sha256=0b9a492176886992e0e875f06bc0367e333f5fff11711a2d642e18b02f3009cc
         ;;
     *)
-        echo "setup: no pinned ONNX Runtime for $(uname -sm); put libonnxruntime $onnxruntime_version" \
+        echo "setup: no pinned $package for $(uname -sm); put libonnxruntime $onnxruntime_version" \
             "into .tools/onnxruntime or name it by ORT_DYLIB_PATH" >&2
         exit 1
         ;;
     esac
-    echo "setup: fetching ONNX Runtime $onnxruntime_version"
-    pip_download "onnxruntime==$onnxruntime_version" \
+    echo "setup: fetching $package $onnxruntime_version"
+    pip_download "$package==$onnxruntime_version" \
         --python-version 3.12 --implementation cp --platform "$platform"
-    wheel=$tools/wheels/onnxruntime-$onnxruntime_version-cp312-cp312-$platform.whl
+    wheel=$tools/wheels/${package/-/_}-$onnxruntime_version-cp312-cp312-$platform.whl
     echo "$sha256  $wheel" | sha256sum --check --quiet
     # Unpacked under another name first: an interrupted setup leaves no half library.
     python3 - "$wheel" "$library" <<'PYTHON'
 import os, shutil, sys, zipfile
 wheel, library = sys.argv[1:]
-member = "onnxruntime/capi/" + os.path.basename(library)
-with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, open(library + ".new", "wb") as new:
-    shutil.copyfileobj(packed, new)
-os.replace(library + ".new", library)
+folder, name = os.path.split(library)
+with zipfile.ZipFile(wheel) as archive:
+    providers = [m for m in archive.namelist() if "/capi/libonnxruntime_providers" in m]
+    # The library itself comes last: where it is, all is.
+    for member in [*providers, "onnxruntime/capi/" + name]:
+        path = os.path.join(folder, os.path.basename(member))
+        with archive.open(member) as packed, open(path + ".new", "wb") as new:
+            shutil.copyfileobj(packed, new)
+        os.replace(path + ".new", path)
 PYTHON
     rm -f "$wheel"
 fi
@@ -107,6 +126,8 @@ if [[ $(uname -m) == x86_64 ]] && ! command -v nasm >/dev/null && [[ ! -x $tools
         exit 1
     }
 fi
+
+[[ ${1:-} != build ]] || exit 0
 
 # --- nats-server, 2.10 or newer: the broker of distributed runs, and of their tests ----------------
 # nats_is_new PROGRAM: whether it runs and is new enough.

@@ -1,4 +1,5 @@
-//! Images a second on one core: decoding alone, resizing to 224 × 224 alone, and both.
+//! Images a second on one core: decoding alone, resizing to 224 × 224 alone, and both; then scaling the
+//! shorter side to 256 and cutting 224 × 224, of the whole image and of the region that is needed.
 //!
 //! `prepare FOLDER` prints one JSON object with medians of five rounds, one after the other so that
 //! all see the same machine. `scripts/bench-preprocess.sh` sets other programs beside it.
@@ -10,9 +11,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use trommel_preprocess::{
-    Arithmetic, ChannelOrder, Limits, Mode, Plan, PrepareError, Preparer, Resample, Resize,
+    Crop, Limits, Mode, Plan, PrepareError, Preparer, Resample, Resize, Rounding,
 };
-use trommel_types::Normalization;
 
 /// Seconds that a round lasts at least.
 const ROUND: f64 = 1.0;
@@ -25,33 +25,41 @@ fn main() -> Result<(), Box<dyn Error>> {
         files.push(std::fs::read(entry?.path())?);
     }
     let plan = Arc::new(Plan {
-        family: "bench".to_owned(),
-        resize: Resize::Exact {
+        resample: Resample::Bicubic,
+        ..Plan::plain(Resize::Exact {
             height: 224,
             width: 224,
-        },
-        resample: Resample::Bicubic,
-        arithmetic: Arithmetic::Pillow,
-        crop: None,
-        channel_order: ChannelOrder::Rgb,
-        normalization: Normalization {
-            scale: 1.0 / 255.0,
-            mean: [0.5; 3],
-            std: [0.5; 3],
-        },
+        })
+    });
+    let crop = Arc::new(Plan {
+        resize: Resize::ShortestEdge(256),
+        crop: Some(Crop {
+            height: 224,
+            width: 224,
+            rounding: Rounding::Transformers,
+            fill: [0; 3],
+        }),
+        ..Plan::clone(&plan)
     });
     let preparer = |mode| Preparer::new(Arc::clone(&plan), Limits::default()).with_mode(mode);
     let (mut exact, mut fast) = (preparer(Mode::Exact), preparer(Mode::Fast));
-    let mut rates = [const { Vec::new() }; 4];
+    let mut cropped = Preparer::new(Arc::clone(&crop), Limits::default());
+    let mut rates = [const { Vec::new() }; 6];
     for _ in 0..ROUNDS {
         rates[0].push(rate(&files, |bytes| exact.decode(bytes))?);
         rates[1].push(rate(&files, |_| exact.resize().map(drop))?);
         rates[2].push(rate(&files, |bytes| exact.prepare(bytes).map(drop))?);
         rates[3].push(rate(&files, |bytes| fast.prepare(bytes).map(drop))?);
+        rates[4].push(rate(&files, |bytes| {
+            let plans = [&*plan, &*crop]; // the first one takes the whole image
+            exact.decode_for(bytes, plans)?;
+            exact.resize_by(&crop).map(drop)
+        })?);
+        rates[5].push(rate(&files, |bytes| cropped.prepare(bytes).map(drop))?);
     }
-    let [decode, resize, exact, fast] = rates.map(median);
+    let [decode, resize, exact, fast, whole, cropped] = rates.map(median);
     let told = format!(
-        r#"{{"decode": {decode:.2}, "resize": {resize:.2}, "exact": {exact:.2}, "fast": {fast:.2}}}"#
+        r#"{{"decode": {decode:.2}, "resize": {resize:.2}, "exact": {exact:.2}, "fast": {fast:.2}, "whole": {whole:.2}, "cropped": {cropped:.2}}}"#
     ) + "\n";
     std::io::stdout().write_all(told.as_bytes())?;
     Ok(())

@@ -10,16 +10,32 @@ use image::{
     RgbImage,
 };
 use trommel_types::{ErrorKind, ImageSize};
-use turbojpeg::Decompressor;
 
+use crate::geometry::Window;
+use crate::jpeg::Wanted;
+use crate::kernel::turbo::Turbo;
+use crate::resize::Source;
 use crate::{Limits, PrepareError, bmp, gif, ink, jpeg, markers};
 
 /// Decodes images of any kind that is read, and keeps the pixels and their memory.
 pub(crate) struct Decoder {
-    decompressor: Option<Decompressor>,
+    turbo: Option<Turbo>,
     image: RgbImage,
+    /// Size of the whole image, upright, and the part of it that `image` is.
+    size: (u32, u32),
+    window: Window,
     /// What a decoder gives that does not give RGB of 8 bits.
     samples: Vec<u8>,
+}
+
+/// A kind of image.
+#[derive(Debug, Clone, Copy)]
+enum Format {
+    Image(ImageFormat),
+    /// JPEG XL: the bare codestream or its container.
+    Jxl,
+    /// HEIC or AVIF.
+    Heif,
 }
 
 /// What a decoder may take for a header and its metadata.
@@ -28,8 +44,10 @@ const HEADER_BYTES: u64 = 16 << 20;
 impl Decoder {
     pub(crate) fn new() -> Self {
         Self {
-            decompressor: None,
+            turbo: None,
             image: RgbImage::new(0, 0),
+            size: (0, 0),
+            window: Window::whole((0, 0)),
             samples: Vec::new(),
         }
     }
@@ -37,20 +55,25 @@ impl Decoder {
     /// Decodes to RGB and turns the image upright. The kind is told by content. Gives the size of
     /// the image as stored, upright.
     ///
-    /// A JPEG may be decoded to as many eighths of its size as `eighths` gives for its upright
-    /// `(width, height)`.
+    /// `wanted` is asked what is looked at of an image of this upright `(width, height)`. Of a JPEG
+    /// the rest is not decoded.
     pub(crate) fn decode(
         &mut self,
         bytes: &[u8],
         limits: &Limits,
-        eighths: impl FnOnce(u32, u32) -> usize,
+        wanted: impl FnOnce(u32, u32) -> Wanted,
     ) -> Result<ImageSize, PrepareError> {
         limits.check_bytes(bytes)?;
         let format = guess_format(bytes)?;
         let (original, orientation) = match format {
-            ImageFormat::Jpeg => self.decode_jpeg(bytes, limits, eighths)?,
+            Format::Image(ImageFormat::Jpeg) => self.decode_jpeg(bytes, limits, wanted)?,
             other => {
-                let orientation = self.decode_other(other, bytes, limits)?;
+                let orientation = match other {
+                    Format::Image(format) => self.decode_other(format, bytes, limits)?,
+                    Format::Jxl => self.decode_jxl(bytes, limits)?,
+                    Format::Heif => self.decode_heif(bytes, limits)?,
+                };
+                self.is_whole();
                 (self.image.dimensions(), orientation)
             }
         };
@@ -58,6 +81,7 @@ impl Decoder {
             let mut image = DynamicImage::ImageRgb8(std::mem::take(&mut self.image));
             image.apply_orientation(orientation);
             self.image = image.into_rgb8();
+            self.is_whole();
         }
         let (width, height) = upright(original, orientation);
         Ok(ImageSize { width, height })
@@ -69,36 +93,54 @@ impl Decoder {
     }
 
     /// The image that was decoded last.
-    pub(crate) fn image(&self) -> &RgbImage {
-        &self.image
+    pub(crate) fn source(&self) -> Source<'_> {
+        Source {
+            pixels: &self.image,
+            size: self.size,
+            window: &self.window,
+        }
+    }
+
+    /// `image` is all of the image.
+    fn is_whole(&mut self) {
+        self.size = self.image.dimensions();
+        self.window = Window::whole(self.size);
     }
 
     fn decode_jpeg(
         &mut self,
         bytes: &[u8],
         limits: &Limits,
-        eighths: impl FnOnce(u32, u32) -> usize,
+        wanted: impl FnOnce(u32, u32) -> Wanted,
     ) -> Result<((u32, u32), Orientation), PrepareError> {
-        let decompressor = match &mut self.decompressor {
-            Some(decompressor) => decompressor,
+        let turbo = match &mut self.turbo {
+            Some(turbo) => turbo,
             none => none.insert(jpeg::decompressor()?),
         };
         let orientation = markers::orientation(bytes);
         let mut pixels = std::mem::take(&mut self.image).into_raw();
         let check = |width, height| {
             limits.check_size(width, height)?;
-            let (width, height) = upright((width, height), orientation);
-            Ok(eighths(width, height))
+            let turned = upright((width, height), orientation);
+            let mut wanted = wanted(turned.0, turned.1);
+            if orientation != Orientation::NoTransforms {
+                // Turning takes the whole image.
+                let scaled = |side: u32| (side * wanted.eighths).div_ceil(8);
+                wanted.window = Window::whole((scaled(width), scaled(height)));
+            }
+            Ok(wanted)
         };
-        let decoded = jpeg::decode(decompressor, bytes, &mut pixels, check);
+        let decoded = jpeg::decode(turbo, bytes, &mut pixels, check);
         if decoded.is_err() {
             // After an error libjpeg-turbo's state is of no use: the next image would fail too.
-            self.decompressor = None;
+            self.turbo = None;
         }
-        let jpeg::Decoded { original, size } = decoded?;
-        self.image = RgbImage::from_raw(size.0, size.1, pixels)
+        let decoded = decoded?;
+        let (columns, rows) = (decoded.window.columns.len(), decoded.window.rows.len());
+        self.image = RgbImage::from_raw(columns as u32, rows as u32, pixels)
             .expect("the JPEG decoder has sized the buffer for these dimensions");
-        Ok((original, orientation))
+        (self.size, self.window) = (decoded.size, decoded.window);
+        Ok((decoded.original, orientation))
     }
 
     fn decode_other(
@@ -152,6 +194,39 @@ impl Decoder {
                 format!("{other:?} is not read; convert it to JPEG, PNG, WebP, GIF, BMP or TIFF"),
             )),
         }
+    }
+
+    #[cfg(feature = "jxl")]
+    fn decode_jxl(&mut self, bytes: &[u8], limits: &Limits) -> Result<Orientation, PrepareError> {
+        let ((width, height), color) = crate::jxl::decode(bytes, limits, &mut self.samples)?;
+        let mut pixels = std::mem::take(&mut self.image).into_raw();
+        if color == ColorType::Rgb8 {
+            std::mem::swap(&mut pixels, &mut self.samples);
+        } else {
+            to_rgb(color, &self.samples, &mut pixels)?;
+        }
+        self.image = RgbImage::from_raw(width, height, pixels)
+            .expect("three bytes were written for every pixel");
+        // The decoder has turned it; its EXIF data, if any, speaks of the image before.
+        Ok(Orientation::NoTransforms)
+    }
+
+    #[cfg(not(feature = "jxl"))]
+    fn decode_jxl(&mut self, _: &[u8], _: &Limits) -> Result<Orientation, PrepareError> {
+        Err(not_built("JPEG XL", "jxl"))
+    }
+
+    #[cfg(feature = "heif")]
+    fn decode_heif(&mut self, bytes: &[u8], limits: &Limits) -> Result<Orientation, PrepareError> {
+        let pixels = std::mem::take(&mut self.image).into_raw();
+        self.image = crate::heif::decode(bytes, limits, pixels)?;
+        // libheif has turned it.
+        Ok(Orientation::NoTransforms)
+    }
+
+    #[cfg(not(feature = "heif"))]
+    fn decode_heif(&mut self, _: &[u8], _: &Limits) -> Result<Orientation, PrepareError> {
+        Err(not_built("HEIC or AVIF", "heif"))
     }
 
     fn run(
@@ -260,12 +335,33 @@ fn upright((width, height): (u32, u32), orientation: Orientation) -> (u32, u32) 
     }
 }
 
-fn guess_format(bytes: &[u8]) -> Result<ImageFormat, PrepareError> {
+fn guess_format(bytes: &[u8]) -> Result<Format, PrepareError> {
     // BigTIFF, which `image` reads but does not recognise.
     if bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B") {
-        return Ok(ImageFormat::Tiff);
+        return Ok(Format::Image(ImageFormat::Tiff));
     }
-    image::guess_format(bytes).map_err(|_| unknown(bytes))
+    if bytes.starts_with(b"\xff\x0a") || bytes.starts_with(b"\0\0\0\x0cJXL \r\n\x87\n") {
+        return Ok(Format::Jxl);
+    }
+    if let Some(b"ftyp") = bytes.get(4..8)
+        && let Some(b"avif" | b"avis" | b"heic" | b"heix" | b"hevc" | b"mif1" | b"msf1") =
+            bytes.get(8..12)
+    {
+        return Ok(Format::Heif);
+    }
+    let format = image::guess_format(bytes).map_err(|_| unknown(bytes))?;
+    Ok(Format::Image(format))
+}
+
+/// Of a kind that this build has no decoder for.
+#[cfg(not(all(feature = "jxl", feature = "heif")))]
+fn not_built(name: &str, feature: &str) -> PrepareError {
+    PrepareError::new(
+        ErrorKind::UnknownFormat,
+        format!(
+            "{name} is not read by this build; build it with `--features {feature}`, or convert the image"
+        ),
+    )
 }
 
 fn unknown(bytes: &[u8]) -> PrepareError {

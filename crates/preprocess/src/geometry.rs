@@ -1,6 +1,40 @@
 //! Sizes and offsets, rounded as the reference processors round them.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
+
+/// A part of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) columns: Range<u32>,
+    pub(crate) rows: Range<u32>,
+}
+
+impl Window {
+    /// All of an image of `(width, height)`.
+    pub(crate) fn whole((width, height): (u32, u32)) -> Self {
+        Self {
+            columns: 0..width,
+            rows: 0..height,
+        }
+    }
+
+    /// Whether all of another window is in this one.
+    pub(crate) fn holds(&self, other: &Self) -> bool {
+        let holds = |a: &Range<u32>, b: &Range<u32>| a.start <= b.start && b.end <= a.end;
+        holds(&self.columns, &other.columns) && holds(&self.rows, &other.rows)
+    }
+
+    /// The smallest window that holds both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let both = |a: Range<u32>, b: Range<u32>| a.start.min(b.start)..a.end.max(b.end);
+        Self {
+            columns: both(self.columns, other.columns),
+            rows: both(self.rows, other.rows),
+        }
+    }
+}
 
 /// How an image is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

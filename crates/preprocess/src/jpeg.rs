@@ -1,6 +1,8 @@
 use trommel_types::ErrorKind;
-use turbojpeg::{Colorspace, DecompressHeader, Decompressor, Error, PixelFormat, ScalingFactor};
+use turbojpeg::{PixelFormat, ScalingFactor};
 
+use crate::geometry::Window;
+use crate::kernel::turbo::{Header, Region, Turbo};
 use crate::{PrepareError, ink, markers};
 
 /// Scans of a progressive file beyond which it is refused. Encoders write about ten, and at most
@@ -11,9 +13,18 @@ const MAX_SCANNED: u64 = 8_000_000_000;
 /// Scans that are read whatever the size.
 const MIN_SCANS: u64 = 64;
 
+/// Blocks around what is wanted that are decoded too: libjpeg smooths chroma over the edges of a
+/// block, and those of an unfinished progressive image over two, and knows nothing of its neighbours
+/// at the edge of a region.
+const MARGIN: usize = 3;
+
+/// TurboJPEG's word for a region that begins within a block. It takes the width of blocks from the
+/// name of the subsampling, and some files write a common one by larger factors.
+const OTHER_BLOCKS: &str = "cropping region";
+
 /// A decompressor as [`decode`] expects it.
-pub(crate) fn decompressor() -> Result<Decompressor, PrepareError> {
-    Decompressor::new().map_err(|error| {
+pub(crate) fn decompressor() -> Result<Turbo, PrepareError> {
+    Turbo::new().map_err(|error| {
         PrepareError::new(
             ErrorKind::Unsupported,
             format!("libjpeg-turbo does not start: {error}"),
@@ -21,94 +32,136 @@ pub(crate) fn decompressor() -> Result<Decompressor, PrepareError> {
     })
 }
 
+/// What is wanted of an image.
+pub(crate) struct Wanted {
+    /// To how many eighths of its size it is decoded.
+    pub(crate) eighths: u32,
+    /// The pixels that are looked at, of the image of that size.
+    pub(crate) window: Window,
+}
+
 /// What came of a JPEG.
 pub(crate) struct Decoded {
     /// `(width, height)` as stored.
     pub(crate) original: (u32, u32),
-    /// `(width, height)` of the pixels.
+    /// `(width, height)` of the scaled image.
     pub(crate) size: (u32, u32),
+    /// The part of it that the pixels are.
+    pub(crate) window: Window,
 }
 
 /// Decodes JPEG into `HWC u8` RGB by libjpeg-turbo, with the flags that Pillow uses.
 ///
-/// `check` is asked about `(width, height)` before memory is taken, and gives the number of eighths
-/// to which the image is decoded. A file without its end is an error; other damage that libjpeg only
-/// warns of is decoded as far as it goes, as Pillow does.
+/// `check` is asked about `(width, height)` before memory is taken, and says what is wanted; that
+/// and somewhat around it is decoded, with the values that it has in the whole image. A file without
+/// its end is an error, also where the end is not wanted; other damage that libjpeg only warns of is
+/// decoded as far as it goes, as Pillow does.
 pub(crate) fn decode(
-    decompressor: &mut Decompressor,
+    turbo: &mut Turbo,
     bytes: &[u8],
     pixels: &mut Vec<u8>,
-    check: impl FnOnce(u32, u32) -> Result<usize, PrepareError>,
+    check: impl FnOnce(u32, u32) -> Result<Wanted, PrepareError>,
 ) -> Result<Decoded, PrepareError> {
     let plain;
-    let (header, data) = match decompressor.read_header(bytes) {
+    let (header, data) = match turbo.read_header(bytes) {
         Ok(header) => (header, bytes),
         Err(error) => {
             plain = markers::with_plain_header(bytes).ok_or_else(|| failed(bytes, &error))?;
             (
-                decompressor
+                turbo
                     .read_header(&plain)
                     .map_err(|_| failed(bytes, &error))?,
                 plain.as_slice(),
             )
         }
     };
-    let DecompressHeader {
-        width,
-        height,
-        colorspace,
-        ..
-    } = header;
     // A file of tables alone is no error to TurboJPEG, which then reports the size of the image
     // before.
     let size = markers::frame(data).map(|frame| (frame.width.into(), frame.height.into()));
-    if size != Some((width, height)) {
+    if size != Some((header.width, header.height)) {
         return Err(damaged(bytes, "it holds no image"));
     }
-    let original = (width as u32, height as u32);
-    let scaling = ScalingFactor::new(check(original.0, original.1)?, 8);
-    let scans = MAX_SCANNED / (width * height).max(1) as u64;
-    decompressor
-        .set_scaling_factor(scaling)
-        .and_then(|()| decompressor.set_scan_limit(scans.clamp(MIN_SCANS, MAX_SCANS) as u32))
-        .map_err(|error| failed(bytes, &error))?;
-    let (width, height) = (scaling.scale(width), scaling.scale(height));
+    let original = (header.width as u32, header.height as u32);
+    let wanted = check(original.0, original.1)?;
+    let scaling = ScalingFactor::new(wanted.eighths as usize, 8);
+    let mut region = region(&header, scaling, &wanted.window);
 
-    let has_ink = matches!(colorspace, Colorspace::CMYK | Colorspace::YCCK);
-    let format = if has_ink {
-        PixelFormat::CMYK
-    } else {
-        PixelFormat::RGB
+    let scans = MAX_SCANNED / (header.width * header.height).max(1) as u64;
+    let scans = scans.clamp(MIN_SCANS, MAX_SCANS) as u32;
+    let format = match header.has_ink {
+        true => PixelFormat::CMYK,
+        false => PixelFormat::RGB,
     };
-    let pitch = width * format.size();
-    pixels.resize(pitch * height, 0);
-    let output = turbojpeg::Image {
-        pixels: pixels.as_mut_slice(),
-        width,
-        pitch,
-        height,
-        format,
+    let mut decode = |region: Region| {
+        pixels.resize(region.width * region.height * format.size(), 0);
+        turbo.decode(data, (scaling, region), scans, format, pixels)
     };
-    if let Err(error) = decompressor.decompress(data, output)
+    let mut decoded = decode(region);
+    if matches!(&decoded, Err(error) if error.contains(OTHER_BLOCKS)) {
+        region = whole(&header, scaling);
+        decoded = decode(region);
+    }
+    if let Err(error) = decoded
         && (!is_warning(&error) || markers::ends_early(bytes))
     {
         return Err(failed(bytes, &error));
     }
-    if has_ink {
+    if header.has_ink {
         // Pillow takes the inks of every JPEG for inverted, as Adobe writes them: light already.
         ink::multiply_out(pixels);
     }
+    let range = |start, length| start as u32..(start + length) as u32;
     Ok(Decoded {
         original,
-        size: (width as u32, height as u32),
+        size: (
+            scaling.scale(header.width) as u32,
+            scaling.scale(header.height) as u32,
+        ),
+        window: Window {
+            columns: range(region.x, region.width),
+            rows: range(region.y, region.height),
+        },
     })
+}
+
+/// All of an image.
+fn whole(header: &Header, scaling: ScalingFactor) -> Region {
+    Region {
+        x: 0,
+        y: 0,
+        width: scaling.scale(header.width),
+        height: scaling.scale(header.height),
+    }
+}
+
+/// What has to be decoded for a window.
+fn region(header: &Header, scaling: ScalingFactor, window: &Window) -> Region {
+    let all = whole(header, scaling);
+    let Some(block) = header.block else {
+        return all;
+    };
+    let around = |start: u32, end: u32, block: usize, length: usize| {
+        let block = scaling.scale(block);
+        let start = (start as usize / block).saturating_sub(MARGIN) * block;
+        let end = (end as usize + MARGIN * block).min(length);
+        (start, end - start)
+    };
+    let Window { columns, rows } = window;
+    let (x, width) = around(columns.start, columns.end, block.0, all.width);
+    let (y, height) = around(rows.start, rows.end, block.1, all.height);
+    Region {
+        x,
+        y,
+        width,
+        height,
+    }
 }
 
 /// Whether libjpeg has gone on to the end of the image and only warns.
 ///
 /// TurboJPEG reports both alike and keeps the last message, so the texts of libjpeg's warnings
 /// (`JWRN_…` in its `jerror.h`) have to tell.
-fn is_warning(error: &Error) -> bool {
+fn is_warning(error: &str) -> bool {
     const WARNINGS: [&str; 6] = [
         "Corrupt JPEG data",
         "Inconsistent progression sequence",
@@ -117,15 +170,10 @@ fn is_warning(error: &Error) -> bool {
         "Unknown Adobe color transform",
         "Warning: unknown JFIF revision",
     ];
-    matches!(error, Error::TurboJpegError(text) if WARNINGS.iter().any(|warning| text.starts_with(warning)))
+    WARNINGS.iter().any(|warning| error.starts_with(warning))
 }
 
-fn failed(bytes: &[u8], error: &Error) -> PrepareError {
-    let text = match error {
-        Error::TurboJpegError(text) => text.as_str(),
-        // No size and no colour space were found.
-        _ => return damaged(bytes, "it holds no image"),
-    };
+fn failed(bytes: &[u8], text: &str) -> PrepareError {
     if text.contains("Maximum supported image dimension") {
         return PrepareError::new(
             ErrorKind::TooManyPixels,
@@ -152,4 +200,115 @@ fn damaged(bytes: &[u8], reason: &str) -> PrepareError {
         return PrepareError::new(ErrorKind::Truncated, message);
     }
     PrepareError::new(ErrorKind::Corrupt, format!("JPEG is damaged: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// The pixels of a window of the image, cut from what was decoded for it.
+    fn pixels_of(turbo: &mut Turbo, bytes: &[u8], eighths: u32, window: &Window) -> Vec<u8> {
+        let mut pixels = Vec::new();
+        let wanted = Wanted {
+            eighths,
+            window: window.clone(),
+        };
+        let decoded = decode(turbo, bytes, &mut pixels, |_, _| Ok(wanted)).expect("a good file");
+        let pitch = 3 * decoded.window.columns.len();
+        let rows = pixels.chunks_exact(pitch);
+        let rows = rows.skip((window.rows.start - decoded.window.rows.start) as usize);
+        let left = 3 * (window.columns.start - decoded.window.columns.start) as usize;
+        rows.take(window.rows.len())
+            .flat_map(|row| &row[left..left + 3 * window.columns.len()])
+            .copied()
+            .collect()
+    }
+
+    /// 4:4:4 may be written with the factors 2 × 1 for all channels: blocks are twice as wide then as
+    /// TurboJPEG says.
+    #[test]
+    fn blocks_that_are_wider_than_their_name_says_stop_nothing() {
+        let mut bytes = include_bytes!("../tests/fixtures/images/jpeg_444.jpg").to_vec();
+        let frame = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]);
+        let frame = frame.expect("a baseline file");
+        for channel in 0..3 {
+            bytes[frame + 11 + 3 * channel] = 0x21;
+        }
+        let mut turbo = decompressor().expect("libjpeg-turbo starts");
+        let size = (53, 37);
+        let all = pixels_of(&mut turbo, &bytes, 8, &Window::whole(size));
+        let window = Window {
+            columns: 33..45,
+            rows: 0..37,
+        };
+        let found = pixels_of(&mut turbo, &bytes, 8, &window);
+        let rows = all.chunks_exact(3 * 53);
+        let expected: Vec<u8> = rows.flat_map(|row| &row[3 * 33..3 * 45]).copied().collect();
+        assert!(found == expected);
+    }
+
+    #[test]
+    fn a_region_has_the_pixels_of_the_whole_image() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+        let mut turbo = decompressor().expect("libjpeg-turbo starts");
+        let mut smaller = 0;
+        for entry in folder.read_dir().expect("the fixtures' folder").flatten() {
+            let bytes = std::fs::read(entry.path()).expect("a readable fixture");
+            if !bytes.starts_with(b"\xff\xd8") {
+                continue;
+            }
+            for eighths in [8, 4, 2, 1] {
+                let mut size = (0, 0);
+                let wanted = |width: u32, height: u32| {
+                    size = (
+                        (width * eighths).div_ceil(8),
+                        (height * eighths).div_ceil(8),
+                    );
+                    Ok(Wanted {
+                        eighths,
+                        window: Window::whole(size),
+                    })
+                };
+                let mut whole = Vec::new();
+                decode(&mut turbo, &bytes, &mut whole, wanted).expect("a good file");
+                for (start, end) in [(0.0, 0.4), (0.3, 0.7), (0.45, 0.5), (0.6, 1.0)] {
+                    let part = |length: u32| {
+                        let at = |share: f64| (f64::from(length) * share) as u32;
+                        at(start)..at(end).max(at(start) + 1)
+                    };
+                    for window in [
+                        Window {
+                            columns: part(size.0),
+                            rows: part(size.1),
+                        },
+                        Window {
+                            columns: part(size.0),
+                            rows: 0..size.1,
+                        },
+                        Window {
+                            columns: 0..size.0,
+                            rows: part(size.1),
+                        },
+                    ] {
+                        let found = pixels_of(&mut turbo, &bytes, eighths, &window);
+                        let rows = whole.chunks_exact(3 * size.0 as usize);
+                        let rows = rows
+                            .skip(window.rows.start as usize)
+                            .take(window.rows.len());
+                        let bytes =
+                            3 * window.columns.start as usize..3 * window.columns.end as usize;
+                        let expected: Vec<u8> =
+                            rows.flat_map(|row| &row[bytes.clone()]).copied().collect();
+                        assert!(found == expected, "{:?} {eighths} {window:?}", entry.path());
+                        smaller += usize::from(found.len() < whole.len());
+                    }
+                }
+            }
+        }
+        assert!(
+            smaller > 100,
+            "only {smaller} regions were smaller than their images"
+        );
+    }
 }

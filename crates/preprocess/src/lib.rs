@@ -15,7 +15,14 @@
 //! `convert("RGB")`: alpha is dropped and not blended, a palette is looked up, 16-bit gray is
 //! clipped at 255 and 16-bit colour keeps its high byte, CMYK is multiplied out. The image is
 //! turned upright by its EXIF or XMP orientation, as by Pillow's `exif_transpose`; of an animation
-//! the first frame counts.
+//! the first frame counts. Of a JPEG only the region is decoded that the plans look at, with the
+//! pixels that it has in the whole image.
+//!
+//! Kinds: JPEG, PNG, WebP, GIF, BMP, TIFF; JPEG XL with the feature `jxl` (the pixels of lossless
+//! images are Pillow's, those of lossy ones 4 levels off at most where it was tried), HEIC and AVIF
+//! with the feature `heif`, which needs libheif 1.19 or later (HEIC has the pixels of `pillow-heif`; AVIF
+//! with halved chroma differs from Pillow's at the edges of colours, by up to 67 levels and 2.6 on
+//! average in a small drawing, as libheif brings chroma to full size in another way).
 //!
 //! A file that ends before its image does is an error. Of other damage, a JPEG's is decoded as far
 //! as libjpeg goes, as Pillow does; in the other formats it is an error, where Pillow may go on
@@ -47,16 +54,22 @@ mod decode;
 mod error;
 mod geometry;
 mod gif;
+#[cfg(feature = "heif")]
+mod heif;
 mod ink;
 mod jpeg;
+#[cfg(feature = "jxl")]
+mod jxl;
 mod kernel;
 mod markers;
 mod plan;
 mod preparer;
 mod resize;
+mod thumbnail;
 
 pub use error::{ConfigError, PrepareError};
 pub use geometry::{Crop, Resize, Rounding};
 pub use kernel::Arithmetic;
 pub use plan::{ChannelOrder, Plan, Resample};
 pub use preparer::{Limits, Mode, Prepared, Preparer};
+pub use thumbnail::thumbnail;

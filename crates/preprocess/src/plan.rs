@@ -56,6 +56,19 @@ pub enum ChannelOrder {
 }
 
 impl Plan {
+    /// Scales by Pillow's bilinear filter, and does nothing else.
+    pub fn plain(resize: Resize) -> Self {
+        Self {
+            family: "plain".to_owned(),
+            resize,
+            resample: Resample::Bilinear,
+            arithmetic: Arithmetic::Pillow,
+            crop: None,
+            channel_order: ChannelOrder::Rgb,
+            normalization: Normalization::default(),
+        }
+    }
+
     /// Reads `preprocessor_config.json` (Transformers) or `config.json` (timm) of a model
     /// directory, and lets `[preprocess]` of its `trommel.toml` override.
     ///

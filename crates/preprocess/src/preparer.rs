@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use trommel_types::{ErrorKind, ImageSize, Shape};
 
 use crate::decode::Decoder;
+use crate::geometry::Window;
+use crate::jpeg::Wanted;
 use crate::resize::Scaler;
 use crate::{Plan, PrepareError};
 
@@ -155,16 +157,24 @@ impl Preparer {
             self.decoder = Decoder::new();
             self.scaler = Scaler::new();
         }
-        let mode = self.mode;
-        let eighths = |width, height| match mode {
-            Mode::Exact => 8,
-            Mode::Fast => plans
-                .into_iter()
-                .map(|plan| eighths(plan, width, height))
-                .max()
-                .unwrap_or(8),
+        let (mode, scaler) = (self.mode, &self.scaler);
+        let plans: Vec<_> = plans.into_iter().collect();
+        let wanted = |width: u32, height: u32| {
+            let eighths = match mode {
+                Mode::Exact => None,
+                Mode::Fast => plans.iter().map(|plan| eighths(plan, width, height)).max(),
+            };
+            let eighths = eighths.unwrap_or(8);
+            let scaled = |side: u32| (side * eighths).div_ceil(8);
+            let size = (scaled(width), scaled(height));
+            let needs = |plan: &&Plan| scaler.needs(size, target(plan, width, height), plan);
+            let window = plans.iter().map(needs).reduce(Window::and);
+            Wanted {
+                eighths,
+                window: window.unwrap_or_else(|| Window::whole(size)),
+            }
         };
-        self.original = Some(self.decoder.decode(bytes, &self.limits, eighths)?);
+        self.original = Some(self.decoder.decode(bytes, &self.limits, wanted)?);
         Ok(())
     }
 
@@ -181,6 +191,9 @@ impl Preparer {
     ///
     /// # Errors
     /// As [`Preparer::resize`].
+    ///
+    /// # Panics
+    /// When the image was not decoded for this plan: what it looks at may be left out.
     pub fn resize_by(&mut self, plan: &Plan) -> Result<Prepared, PrepareError> {
         let original = self
             .original
@@ -188,7 +201,13 @@ impl Preparer {
         let target = target(plan, original.width, original.height);
         // A very long image would be scaled up without bound by its shorter side.
         self.limits.check_size(target.0, target.1)?;
-        let (pixels, shape) = self.scaler.run(self.decoder.image(), target, plan);
+        let source = self.decoder.source();
+        let needs = self.scaler.needs(source.size, target, plan);
+        assert!(
+            source.window.holds(&needs),
+            "the image was decoded for other plans"
+        );
+        let (pixels, shape) = self.scaler.run(&source, target, plan);
         Ok(Prepared {
             pixels,
             shape,
@@ -205,11 +224,11 @@ fn target(plan: &Plan, width: u32, height: u32) -> (u32, u32) {
 
 /// The fewest eighths of an image that leave twice what it is scaled to. Of 1, 2, 4 and 8, as
 /// libjpeg-turbo has fast code for these.
-fn eighths(plan: &Plan, width: u32, height: u32) -> usize {
+fn eighths(plan: &Plan, width: u32, height: u32) -> u32 {
     let target = target(plan, width, height);
     let suffices = |eighths: &u32| {
         let is_left = |from: u32, to: u32| from.div_ceil(8 / eighths) >= 2 * to;
         is_left(width, target.0) && is_left(height, target.1)
     };
-    [1, 2, 4].into_iter().find(suffices).unwrap_or(8) as usize
+    [1, 2, 4].into_iter().find(suffices).unwrap_or(8)
 }

@@ -7,7 +7,7 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer
 use image::RgbImage;
 use trommel_types::Shape;
 
-use crate::geometry::crop_offset;
+use crate::geometry::{Window, crop_offset};
 use crate::kernel::{self, Arithmetic, Axis, Level};
 use crate::{ChannelOrder, Crop, Plan, Resample};
 
@@ -22,10 +22,13 @@ pub(crate) struct Scaler {
     halfway: Vec<u8>,
 }
 
-/// The part of a scaled image that is made.
-struct Window {
-    columns: Range<u32>,
-    rows: Range<u32>,
+/// An upright RGB image, or as much of it as was decoded.
+pub(crate) struct Source<'a> {
+    pub(crate) pixels: &'a RgbImage,
+    /// `(width, height)` of the whole image.
+    pub(crate) size: (u32, u32),
+    /// The part that the pixels are.
+    pub(crate) window: &'a Window,
 }
 
 /// Sizes whose axes are kept.
@@ -36,6 +39,7 @@ const KEPT_AXES: usize = 16;
 struct AxisKey {
     from: u32,
     to: u32,
+    given: Range<u32>,
     kept: Range<u32>,
     filter: Resample,
     arithmetic: Arithmetic,
@@ -60,37 +64,42 @@ impl Scaler {
         self.halfway.capacity() + self.resizer.size_of_internal_buffers()
     }
 
-    /// The tensor of an upright RGB image that is scaled to `target`: `HWC u8`.
+    /// The pixels of an image of `size` that [`Scaler::run`] looks at.
+    pub(crate) fn needs(&self, size: (u32, u32), target: (u32, u32), plan: &Plan) -> Window {
+        if self.level == Level::Scalar {
+            return Window::whole(size); // `fast_image_resize` takes all of it
+        }
+        let kept = self.kept(target, plan);
+        let reach = |from, to, kept| kernel::reach((from, to), kept, plan.resample);
+        Window {
+            columns: reach(size.0, target.0, &kept.columns),
+            rows: reach(size.1, target.1, &kept.rows),
+        }
+    }
+
+    /// The tensor of an image that is scaled to `target`: `HWC u8`.
     pub(crate) fn run(
         &mut self,
-        image: &RgbImage,
+        source: &Source<'_>,
         target: (u32, u32),
         plan: &Plan,
     ) -> (Vec<u8>, Shape) {
-        let place = plan.crop.map_or((0, 0), |crop| {
-            let offset = |size, kept| crop_offset(size, kept, crop.rounding);
-            (offset(target.0, crop.width), offset(target.1, crop.height))
-        });
         let (width, height) = plan.crop.map_or(target, |crop| (crop.width, crop.height));
-
-        // What lies outside the crop is not scaled.
-        let kept = Window {
-            columns: self.kept(target.0, place.0, width),
-            rows: self.kept(target.1, place.1, height),
-        };
-        let scaled = self.scale(image, target, &kept, plan);
-        let pixels = Picture {
+        let kept = self.kept(target, plan);
+        let scaled = self.scale(source, target, &kept, plan);
+        let scaled = Picture {
             pixels: scaled,
             width: kept.columns.len(),
             height: kept.rows.len(),
         };
+        let place = place(target, plan);
         let place = (
             place.0 - i64::from(kept.columns.start),
             place.1 - i64::from(kept.rows.start),
         );
         let mut pixels = match plan.crop {
-            Some(crop) => cut(pixels, place, crop),
-            None => pixels.pixels,
+            Some(crop) => cut(scaled, place, crop),
+            None => scaled.pixels,
         };
         if plan.channel_order == ChannelOrder::Bgr {
             let (pixels, _) = pixels.as_chunks_mut::<3>();
@@ -106,13 +115,23 @@ impl Scaler {
         )
     }
 
-    /// The part of an axis of `to` pixels that has to be made for a crop.
-    fn kept(&self, to: u32, place: i64, crop: u32) -> Range<u32> {
+    /// The part of the scaled image that is made. What lies outside the crop is not.
+    fn kept(&self, target: (u32, u32), plan: &Plan) -> Window {
+        let Some(crop) = plan.crop else {
+            return Window::whole(target);
+        };
         if self.level == Level::Scalar {
-            return 0..to; // `fast_image_resize` makes all of it
+            return Window::whole(target); // `fast_image_resize` makes all of it
         }
-        let end = (place + i64::from(crop)).min(to.into());
-        place.max(0) as u32..end as u32
+        let part = |to: u32, place: i64, crop: u32| {
+            let end = (place + i64::from(crop)).min(to.into());
+            place.max(0) as u32..end as u32
+        };
+        let place = place(target, plan);
+        Window {
+            columns: part(target.0, place.0, crop.width),
+            rows: part(target.1, place.1, crop.height),
+        }
     }
 
     /// The kept part of an image scaled to `target`.
@@ -121,40 +140,42 @@ impl Scaler {
     /// one call over both would differ by up to 23 levels.
     fn scale(
         &mut self,
-        image: &RgbImage,
+        source: &Source<'_>,
         target: (u32, u32),
         kept: &Window,
         plan: &Plan,
     ) -> Vec<u8> {
-        let (size, source) = (image.dimensions(), image.as_raw().as_slice());
-        let axis = |from, to, kept: &Range<u32>| AxisKey {
+        let &Source { size, window, .. } = source;
+        let source = source.pixels.as_raw().as_slice();
+        let axis = |(from, to), given: &Range<u32>, kept: &Range<u32>| AxisKey {
             from,
             to,
+            given: given.clone(),
             kept: kept.clone(),
             filter: plan.resample,
             arithmetic: plan.arithmetic,
         };
-        let columns = self.pass(axis(size.0, target.0, &kept.columns));
-        let rows = self.pass(axis(size.1, target.1, &kept.rows));
-        let needed = rows.needs();
+        let columns = self.pass(axis((size.0, target.0), &window.columns, &kept.columns));
+        let rows = self.pass(axis((size.1, target.1), &window.rows, &kept.rows));
+        let (needed, given) = (rows.needs(), window.columns.len());
         let (resizer, halfway) = (&mut self.resizer, &mut self.halfway);
         let mut scaled = Vec::new();
 
         if rows_first(size, target, plan.arithmetic) {
-            let middle = match rows.rows(resizer, (source, 0), size.0, halfway) {
+            let middle = match rows.rows(resizer, (source, 0), given, halfway) {
                 true => halfway.as_slice(),
-                false => lines(source, 0, size.0, &needed),
+                false => lines(source, 0, given, &needed),
             };
             if !columns.columns(resizer, middle, &mut scaled) {
                 scaled = middle.to_vec();
             }
         } else {
-            let source = lines(source, 0, size.0, &needed);
+            let source = lines(source, 0, given, &needed);
             let middle = match columns.columns(resizer, source, halfway) {
                 true => halfway.as_slice(),
                 false => source,
             };
-            let width = kept.columns.end - kept.columns.start;
+            let width = kept.columns.len();
             if !rows.rows(resizer, (middle, needed.start), width, &mut scaled) {
                 scaled = lines(middle, needed.start, width, &needed).to_vec();
             }
@@ -173,7 +194,7 @@ impl Scaler {
                 let size = (key.from, key.to);
                 Arc::new(Axis::new(
                     size,
-                    key.kept.clone(),
+                    (key.given.clone(), key.kept.clone()),
                     key.filter,
                     key.arithmetic,
                     level,
@@ -198,21 +219,27 @@ struct Pass {
 }
 
 impl Pass {
-    /// The source pixels that are looked at.
+    /// The source pixels that are looked at, counted from the first one given.
     fn needs(&self) -> Range<u32> {
         match &self.scaling {
             Some(axis) => axis.needs(),
-            None => self.key.kept.clone(),
+            None => {
+                let AxisKey { given, kept, .. } = &self.key;
+                kept.start - given.start..kept.end - given.start
+            }
         }
     }
 
     /// Scales or cuts rows of pixels; `false` where there is nothing to do.
     fn columns(&self, resizer: &mut Resizer, source: &[u8], target: &mut Vec<u8>) -> bool {
-        let (from, kept) = (self.key.from, &self.key.kept);
-        if self.scaling.is_none() && kept.len() == from as usize {
+        let AxisKey {
+            from, given, kept, ..
+        } = &self.key;
+        if self.scaling.is_none() && kept == given {
             return false;
         }
-        let rows = source.len() / (3 * from as usize);
+        let pitch = 3 * given.len();
+        let rows = source.len() / pitch;
         target.resize(3 * kept.len() * rows, 0);
         match &self.scaling {
             Some(_) if self.is_fast(target.len()) => {
@@ -220,16 +247,17 @@ impl Pass {
                 fast(
                     resizer,
                     self.key.filter,
-                    (source, size(from)),
+                    (source, size(*from)),
                     (target, size(self.key.to)),
                 );
             }
             Some(axis) => axis.horizontal(source, target),
             None => {
-                let lines = source.chunks_exact(3 * from as usize);
+                let needed = self.needs();
+                let bytes = 3 * needed.start as usize..3 * needed.end as usize;
+                let lines = source.chunks_exact(pitch);
                 for (from, to) in lines.zip(target.chunks_exact_mut(3 * kept.len())) {
-                    let bytes = 3 * kept.start as usize..3 * kept.end as usize;
-                    to.copy_from_slice(&from[bytes]);
+                    to.copy_from_slice(&from[bytes.clone()]);
                 }
             }
         }
@@ -242,16 +270,16 @@ impl Pass {
         &self,
         resizer: &mut Resizer,
         (source, first): (&[u8], u32),
-        width: u32,
+        width: usize,
         target: &mut Vec<u8>,
     ) -> bool {
         let Some(axis) = &self.scaling else {
             return false;
         };
-        let pitch = 3 * width as usize;
+        let pitch = 3 * width;
         target.resize(self.key.kept.len() * pitch, 0);
         if self.is_fast(target.len()) {
-            let size = |height| (width, height);
+            let size = |height| (width as u32, height);
             let (from, to) = (size(self.key.from), size(self.key.to));
             fast(resizer, self.key.filter, (source, from), (target, to));
         } else {
@@ -270,11 +298,12 @@ impl Pass {
         let AxisKey {
             from,
             to,
+            ref given,
             ref kept,
             filter,
             ..
         } = self.key;
-        let is_whole = kept.len() == to as usize;
+        let is_whole = kept.len() == to as usize && given.len() == from as usize;
         let exact_only = matches!(filter, Resample::Nearest | Resample::Box);
         let work = kernel::taps(from, to, filter) * length as f64;
         self.level == Level::Scalar
@@ -289,8 +318,8 @@ impl Pass {
 const EXACT_MULTIPLICATIONS: f64 = 300_000.0;
 
 /// Some rows of an image of `width` columns, of which `source` holds those from `first` on.
-fn lines<'a>(source: &'a [u8], first: u32, width: u32, rows: &Range<u32>) -> &'a [u8] {
-    let at = |row: u32| 3 * width as usize * (row - first) as usize;
+fn lines<'a>(source: &'a [u8], first: u32, width: usize, rows: &Range<u32>) -> &'a [u8] {
+    let at = |row: u32| 3 * width * (row - first) as usize;
     &source[at(rows.start)..at(rows.end)]
 }
 
@@ -330,6 +359,14 @@ fn options(filter: Resample) -> ResizeOptions {
     ResizeOptions::new().resize_alg(algorithm).use_alpha(false)
 }
 
+/// Where the crop begins in an image scaled to `target`: column and row.
+fn place(target: (u32, u32), plan: &Plan) -> (i64, i64) {
+    plan.crop.map_or((0, 0), |crop| {
+        let offset = |size, kept| crop_offset(size, kept, crop.rounding);
+        (offset(target.0, crop.width), offset(target.1, crop.height))
+    })
+}
+
 /// RGB pixels.
 struct Picture {
     pixels: Vec<u8>,
@@ -367,8 +404,6 @@ fn cut(picture: Picture, (left, top): (i64, i64), crop: Crop) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trommel_types::Normalization;
-
     use crate::geometry::{Resize, Rounding};
 
     /// Large passes are done by `fast_image_resize` where the kernel has no instructions.
@@ -377,22 +412,22 @@ mod tests {
         let pixel = |x: u32, y: u32| image::Rgb([x, y, x * y].map(|value| (value * 7 % 251) as u8));
         let image = RgbImage::from_fn(700, 500, pixel);
         let mut plan = Plan {
-            family: "test".to_owned(),
-            resize: Resize::ShortestEdge(256),
-            resample: Resample::Bicubic,
-            arithmetic: Arithmetic::Pillow,
             crop: Some(Crop {
                 height: 224,
                 width: 224,
                 rounding: Rounding::Transformers,
                 fill: [0; 3],
             }),
-            channel_order: ChannelOrder::Rgb,
-            normalization: Normalization::default(),
+            ..Plan::plain(Resize::ShortestEdge(256))
         };
         for resample in [Resample::Bilinear, Resample::Bicubic, Resample::Lanczos] {
             plan.resample = resample;
-            let tensor = |level| Scaler::at(level).run(&image, (358, 256), &plan).0;
+            let source = Source {
+                pixels: &image,
+                size: (700, 500),
+                window: &Window::whole((700, 500)),
+            };
+            let tensor = |level| Scaler::at(level).run(&source, (358, 256), &plan).0;
             let (exact, plain) = (tensor(Level::detect()), tensor(Level::Scalar));
             let differences = exact.iter().zip(&plain).map(|(a, b)| a.abs_diff(*b));
             assert!(differences.max() <= Some(1), "{resample:?}");

@@ -159,15 +159,7 @@ impl Overrides {
                 expected: "[height, width]",
             });
         }
-        self.apply(Plan {
-            family: "plain".to_owned(),
-            resize: Resize::None,
-            resample: Resample::Bilinear,
-            arithmetic: Arithmetic::Pillow,
-            crop: None,
-            channel_order: ChannelOrder::Rgb,
-            normalization: Normalization::default(),
-        })
+        self.apply(Plan::plain(Resize::None))
     }
 }
 

@@ -2,11 +2,12 @@
 //! rounding to bytes after each axis.
 //!
 //! The scalar loops say what is computed. Where the processor can, it is computed by `x86` or by
-//! `neon`, which give the same bytes.
+//! `neon`, which give the same bytes. `turbo` calls the decoder of JPEG.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+pub(crate) mod turbo;
 mod weights;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -15,13 +16,13 @@ use std::ops::Range;
 
 use crate::Resample;
 pub use weights::Arithmetic;
-pub(crate) use weights::taps;
+pub(crate) use weights::{reach, taps};
 
 /// Scaling along one axis, worked out once for all images of a size.
 pub(crate) struct Axis {
-    /// Pixels of the source along this axis.
+    /// Pixels of the source along this axis, as far as they are given.
     from: usize,
-    /// First source pixel of each output pixel.
+    /// First source pixel of each output pixel, counted from the first one given.
     starts: Vec<usize>,
     /// Source pixels of each output pixel.
     taps: usize,
@@ -89,16 +90,16 @@ impl Level {
 }
 
 impl Axis {
-    /// Scaling of `from` pixels to `to`, of which those in `kept` are made.
+    /// Scaling of `from` pixels to `to`, of which those in `kept` are made, by those in `given`.
     pub(crate) fn new(
         (from, to): (u32, u32),
-        kept: Range<u32>,
+        (given, kept): (Range<u32>, Range<u32>),
         filter: Resample,
         arithmetic: Arithmetic,
         level: Level,
     ) -> Self {
         let (windows, fraction) = weights::windows((from, to), kept, filter, arithmetic);
-        let from = from as usize;
+        let (first, from) = (given.start as usize, given.len());
         let longest = windows.iter().map(|window| window.weights.len()).max();
         let longest = longest.unwrap_or(0);
         // The instructions take four pixels at a time.
@@ -107,9 +108,10 @@ impl Axis {
         let mut starts = Vec::with_capacity(windows.len());
         let mut weights = vec![0; taps * windows.len()];
         for (window, weights) in windows.iter().zip(weights.chunks_exact_mut(taps)) {
+            let place = window.start - first;
             // The padding may not reach beyond the row.
-            let start = window.start.min(from - taps);
-            let before = window.start - start;
+            let start = place.min(from - taps);
+            let before = place - start;
             weights[before..before + window.weights.len()].copy_from_slice(&window.weights);
             starts.push(start);
         }
@@ -136,7 +138,7 @@ impl Axis {
         self.starts.len()
     }
 
-    /// The source pixels that the output is made of.
+    /// The source pixels that the output is made of, counted from the first one given.
     pub(crate) fn needs(&self) -> Range<u32> {
         let first = self.starts.iter().min().copied().unwrap_or(0);
         let last = self.starts.iter().max().copied().unwrap_or(0);
@@ -299,7 +301,7 @@ mod tests {
     }
 
     fn check(size: (u32, u32), kept: Range<u32>, filter: Resample, arithmetic: Arithmetic) {
-        let axis = |level| Axis::new(size, kept.clone(), filter, arithmetic, level);
+        let axis = |level| Axis::new(size, (0..size.0, kept.clone()), filter, arithmetic, level);
         let (plain, from) = (axis(Level::Scalar), size.0 as usize);
         for level in Level::available() {
             let axis = axis(level);
@@ -325,7 +327,13 @@ mod tests {
     fn a_flat_image_stays_flat() {
         for filter in FILTERS {
             let axis = |size: (u32, u32)| {
-                Axis::new(size, 0..size.1, filter, Arithmetic::Pillow, Level::detect())
+                Axis::new(
+                    size,
+                    (0..size.0, 0..size.1),
+                    filter,
+                    Arithmetic::Pillow,
+                    Level::detect(),
+                )
             };
             let mut wide = vec![0; 3 * 9 * 4];
             axis((5, 9)).horizontal(&[200; 3 * 5 * 4], &mut wide);

@@ -36,6 +36,18 @@ pub(crate) fn taps(from: u32, to: u32, filter: Resample) -> f64 {
     2.0 * support(filter) * (f64::from(from) / f64::from(to)).max(1.0)
 }
 
+/// The source pixels that the output pixels in `kept` may be made of, and a few more.
+pub(crate) fn reach((from, to): (u32, u32), kept: &Range<u32>, filter: Resample) -> Range<u32> {
+    if from == to {
+        return kept.clone();
+    }
+    let scale = f64::from(from) / f64::from(to);
+    let around = 0.5 * taps(from, to, filter) + 2.0;
+    let start = (f64::from(kept.start) * scale - around).max(0.0) as u32;
+    let end = (f64::from(kept.end) * scale + around) as u32;
+    start..end.min(from)
+}
+
 /// The windows of the output pixels in `kept`, and the fraction bits of their weights.
 pub(super) fn windows(
     (from, to): (u32, u32),
