@@ -20,6 +20,7 @@ demo: setup
 test: setup
 	cargo build --workspace --all-targets
 	cargo test --workspace
+	@scripts/check-deploy.sh
 
 bench: setup
 	@scripts/bench.sh

@@ -296,6 +296,14 @@ impl Cluster {
         });
     }
 
+    /// Messages that wait for a consumer; `None` when there is no such consumer.
+    pub fn waiting(&self, stream: StreamName, consumer: &str) -> Option<u64> {
+        self.ask(async |broker| {
+            let stats = broker.consumer_stats(stream, consumer).await.unwrap();
+            stats.map(|stats| stats.waiting)
+        })
+    }
+
     fn ask<T>(&self, question: impl AsyncFnOnce(Broker) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

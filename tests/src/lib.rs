@@ -7,8 +7,12 @@
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 mod cluster;
+mod collector;
+mod scrape;
 
 pub use cluster::{Cluster, PIPELINE};
+pub use collector::{Collector, Traced};
+pub use scrape::{free_address, get};
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -186,6 +190,34 @@ pub fn assert_each_index_once(rows: &[ResultRow], count: usize) {
     let wrong = wrong.map(|(index, row)| (index, row.index));
     assert_eq!(wrong, None, "(expected, found)");
     assert_eq!(rows.len(), count);
+}
+
+/// Fails unless two runs gave the same rows, whenever they did. The last bits of a score depend on
+/// how large the batch was that the image happened to be in.
+#[track_caller]
+pub fn assert_same_rows(found: &[ResultRow], expected: &[ResultRow]) {
+    const BATCHING: f32 = 1e-4;
+    assert_each_index_once(found, expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let (score, other) = (found.score.unwrap_or(0.0), expected.score.unwrap_or(0.0));
+        assert!(
+            (score - other).abs() < BATCHING,
+            "{found:?} is not {expected:?}"
+        );
+        assert_eq!(untimed(found), untimed(expected));
+    }
+}
+
+/// The row without its time and its numbers.
+fn untimed(row: &ResultRow) -> ResultRow {
+    let mut row = row.clone();
+    row.finished_at = None;
+    row.score = row.score.map(|_| 0.0);
+    row.top.truncate(1);
+    for class in &mut row.top {
+        class.score = 0.0;
+    }
+    row
 }
 
 /// A temporary folder.

@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use trommel_queue::StreamName;
 use trommel_storage::testsuite::S3Server;
 use trommel_tests::{
     Cluster, Folder, PIPELINE, assert_code, assert_each_index_once, digits, digits_model, rows,
@@ -25,6 +26,27 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Who scales from none looks at consumers, and takes one that is not there for a huge backlog.
+#[test]
+fn the_consumers_that_workers_are_scaled_by_are_there_before_the_workers() {
+    let folder = Folder::with_digits(40);
+    let cluster = Cluster::with(&["ingest"]);
+    let output = folder.path("rows/");
+    let submitted = cluster
+        .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
+        .run();
+    cluster.assert_code(&submitted, 0);
+    let waiting = |stream: StreamName, consumer: &str| cluster.waiting(stream, consumer);
+    wait_for("tasks wait", || {
+        waiting(StreamName::Tasks, "preprocess-normal") == Some(40)
+    });
+    for lane in ["high", "normal", "low"] {
+        let consumer = format!("infer-digits-{lane}");
+        assert_eq!(waiting(StreamName::Tensors, &consumer), Some(0), "{lane}");
+    }
+    assert_eq!(waiting(StreamName::Tasks, "nobody"), None);
 }
 
 #[test]
@@ -289,4 +311,94 @@ fn a_tensor_that_no_message_can_hold_is_refused_at_start() {
         words.contains("max_payload") && words.contains("4320000"),
         "{words}"
     );
+}
+
+#[test]
+fn top_shows_jobs_stages_and_what_to_turn() {
+    let folder = Folder::with_digits(200);
+    let cluster = Cluster::with(&["ingest", "preprocess", "sink"]);
+    let top = || {
+        let run = cluster.command(["top", "--once"]).run();
+        cluster.assert_code(&run, 0);
+        String::from_utf8(run.stdout).unwrap()
+    };
+    assert!(top().contains("no job is running"));
+    let output = folder.path("rows/");
+    let submitted = cluster
+        .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
+        .args(["--id", "photos"])
+        .run();
+    cluster.assert_code(&submitted, 0);
+    let shown = top();
+    for words in [
+        "photos",
+        "running",
+        "preprocess",
+        "nobody has the role infer",
+    ] {
+        assert!(shown.contains(words), "{words}:\n{shown}");
+    }
+    let preprocess = shown
+        .lines()
+        .find(|line| line.contains("preprocess"))
+        .unwrap();
+    let workers = preprocess.split_whitespace().nth(1);
+    assert_eq!(workers, Some("1"), "{shown}");
+}
+
+/// A job keeps the version that it began with; the next one takes the newest. Nobody is restarted.
+#[test]
+fn a_new_version_of_a_model_is_taken_into_use_while_a_job_of_the_old_one_goes_on() {
+    let folder = Folder::with_digits(2000);
+    let repository = folder.path("repository");
+    let add = |version: &str, from: &str, to: &str| {
+        let dir = repository.join("digits").join(version);
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in ["model.onnx", "preprocessor_config.json"] {
+            std::fs::copy(digits_model().join(file), dir.join(file)).unwrap();
+        }
+        let config = std::fs::read_to_string(digits_model().join("config.json")).unwrap();
+        std::fs::write(dir.join("config.json"), config.replace(from, to)).unwrap();
+    };
+    add("1", "", "");
+    let mut cluster = Cluster::new();
+    cluster.set_repository(&repository);
+    for role in PIPELINE {
+        cluster.start(role, &[]);
+    }
+    cluster.await_ready();
+    let submit = |id: &str| {
+        let output = folder.path(&format!("{id}/"));
+        let images = folder.images();
+        let run = cluster
+            .submit(images.to_str().unwrap(), output.to_str().unwrap())
+            .args(["--id", id])
+            .run();
+        cluster.assert_code(&run, 0);
+    };
+    submit("old");
+    wait_for("the job begins", || {
+        let shown = cluster.command(["jobs", "show", "old", "--json"]).run();
+        let status: Value = serde_json::from_slice(&shown.stdout).unwrap();
+        status["state"] != "queued"
+    });
+    add("2", "\"3\": \"3\"", "\"3\": \"three\"");
+    submit("new");
+    for id in ["old", "new"] {
+        cluster.assert_code(&cluster.command(["jobs", "watch", id]).run(), 0);
+    }
+    let labels = |id: &str| {
+        let rows = rows(&folder.path(&format!("{id}/")));
+        assert_each_index_once(&rows, 2000);
+        let labels = rows.into_iter().map(|row| row.label.unwrap());
+        labels.collect::<Vec<_>>()
+    };
+    let (old, new) = (labels("old"), labels("new"));
+    assert!(old.iter().any(|label| label == "3") && !old.iter().any(|label| label == "three"));
+    let renamed = old.iter().map(|label| match label.as_str() {
+        "3" => "three".to_owned(),
+        label => label.to_owned(),
+    });
+    let differ = renamed.zip(&new).filter(|(old, new)| old != *new);
+    assert_eq!(differ.collect::<Vec<_>>(), []);
 }

@@ -10,7 +10,8 @@ use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
 use trommel_storage::ResultRow;
 use trommel_tests::{
-    Folder, Trommel, assert_code, assert_each_index_once, digits, digits_model, rows, stderr,
+    Folder, Trommel, assert_code, assert_each_index_once, assert_same_rows, digits, digits_model,
+    rows, stderr,
 };
 
 fn labels(rows: &[ResultRow]) -> Vec<String> {
@@ -58,7 +59,7 @@ fn every_format_holds_the_same_rows() {
     for name in ["rows.jsonl", "rows.csv", "parts"] {
         let output = folder.path(name);
         assert_code(&Trommel::classify(&folder.images(), &output).run(), 0);
-        assert_eq!(rows(&output), expected, "{name}");
+        assert_same_rows(&rows(&output), &expected);
     }
     for format in ["jsonl", "csv"] {
         let output = folder.path(&format!("parts-{format}"));
@@ -67,7 +68,7 @@ fn every_format_holds_the_same_rows() {
             .arg(format)
             .run();
         assert_code(&run, 0);
-        assert_eq!(rows(&output), expected, "parts as {format}");
+        assert_same_rows(&rows(&output), &expected);
     }
 }
 

@@ -1,5 +1,7 @@
+use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     Submit(Box<SubmitArgs>),
     /// Look at jobs and end them
     Jobs(JobsArgs),
+    /// Watch jobs and stages: rates, the bottleneck, and which knob to turn
+    Top(TopArgs),
     /// Look at a model
     #[command(subcommand)]
     Model(ModelCommand),
@@ -52,6 +56,8 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Score results against labels, or against another run's results
     Evaluate(EvaluateArgs),
+    /// Results as one page with pictures: what is in each class, what failed, what is unsure
+    Report(Box<ReportArgs>),
     /// Print the effective configuration, secrets redacted
     Config(Box<ConfigArgs>),
 }
@@ -94,6 +100,9 @@ pub(crate) struct ClassifyArgs {
 
     #[command(flatten)]
     pub(crate) s3: S3Args,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
 
     /// Exit with 3 when a row is failed
     #[arg(long)]
@@ -190,6 +199,9 @@ pub(crate) struct WorkerArgs {
 
     #[command(flatten)]
     pub(crate) broker: BrokerArgs,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -226,6 +238,58 @@ pub(crate) struct BrokerArgs {
     /// NATS server; several are separated by commas. Default: nats://127.0.0.1:4222
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) nats: Option<String>,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct TelemetryArgs {
+    /// Address that answers /metrics, /healthz and /readyz, such as 0.0.0.0:9464. Default: none
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// OpenTelemetry collector that traces are sent to, such as http://localhost:4317. Default:
+    /// none
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Time between two looks
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
+    pub(crate) interval: Duration,
+
+    /// Look for five seconds, print what was seen, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    #[command(flatten)]
+    pub(crate) broker: BrokerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Results: a file, a folder of parts, or s3://bucket/prefix
+    #[arg(value_name = "RESULTS")]
+    pub(crate) results: String,
+
+    /// The page
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: PathBuf,
+
+    /// Classes with a contact sheet, the largest ones
+    #[arg(long, value_name = "NUMBER", default_value_t = 30)]
+    pub(crate) classes: u16,
+
+    /// Images on a contact sheet at either end: the most sure ones, the least sure ones
+    #[arg(long, value_name = "NUMBER", default_value_t = 8)]
+    pub(crate) per_class: u16,
+
+    /// What `trommel classify --json` printed, for the timing of the stages
+    #[arg(long, value_name = "FILE")]
+    pub(crate) summary: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
 }
 
 #[derive(Debug, Args)]

@@ -11,17 +11,23 @@ use trommel_storage::{
     Existing, Format, JobRecord, Opened, Output, ResultSink, Reuse, Source, SourceOptions,
     open_source,
 };
-use trommel_worker::{EmbeddedJob, Ended, Progress, WorkerError, engine_options};
+use trommel_worker::{EmbeddedJob, Ended, Progress, Readiness, WorkerError, engine_options};
 
 use crate::args::{ClassifyArgs, PartFormat, SourceArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::progress_bar::{Bar, LogWriter};
 use crate::summary::{self, Report, Run};
+use crate::telemetry::Telemetry;
 use crate::{model, shutdown};
 
 /// `trommel classify`: everything is opened and checked first, then all roles run in this process.
-pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
+pub(crate) fn run(
+    args: ClassifyArgs,
+    config: Config,
+    onnxruntime: Option<&Path>,
+    telemetry: &Telemetry,
+) -> Result<Exit> {
     let started = Instant::now();
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
@@ -29,7 +35,10 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
         .build()
         .context("failed to start the async runtime")?;
     // Before anything is opened, so that no signal finds a job without its handler.
-    let stop = runtime.block_on(async { shutdown::on_signal() })?;
+    let stop = runtime.block_on(async {
+        telemetry.health.watch();
+        shutdown::on_signal()
+    })?;
     let destination = destination(&args, &config).context(Usage)?;
     let options = args.source.options(&config);
     let source = open_source(&args.sources, &options).context(Usage)?;
@@ -89,6 +98,9 @@ pub(crate) fn run(args: ClassifyArgs, config: Config, onnxruntime: Option<&Path>
     } else {
         None
     };
+    let readiness = Readiness::default();
+    readiness.begin();
+    telemetry.health.has(readiness);
     let ended = runtime.block_on(work(job, (sink, existing), &progress, counted, &args, stop));
     // A listing may still be blocked on standard input; it holds nothing that has to be kept.
     runtime.shutdown_background();

@@ -6,7 +6,7 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 use trommel_worker::WorkerConfig;
 
-use crate::args::{BrokerArgs, S3Args, TuningArgs};
+use crate::args::{BrokerArgs, S3Args, TelemetryArgs, TuningArgs};
 
 /// Everything that can be configured, by section.
 pub(crate) type Config = WorkerConfig;
@@ -20,12 +20,7 @@ const ENV_FLAGS: [&str; 5] = ["config", "log", "model", "model_cache", "model_re
 ///
 /// # Errors
 /// All problems of the result at once, each with its remedy.
-pub(crate) fn load(
-    file: Option<&Path>,
-    tuning: &TuningArgs,
-    s3: &S3Args,
-    broker: &BrokerArgs,
-) -> Result<Config> {
+pub(crate) fn load(file: Option<&Path>, flags: Flags) -> Result<Config> {
     let mut figment = Figment::from(Serialized::defaults(Config::default()));
     if let Some(path) = config_file(file)? {
         figment = figment.merge(Toml::file_exact(&path));
@@ -39,7 +34,7 @@ pub(crate) fn load(
     });
     let mut config: Config = figment
         .merge(env)
-        .merge(Serialized::defaults(Flags::new(tuning, s3, broker)))
+        .merge(Serialized::defaults(flags))
         .extract()
         .map_err(|errors| {
             let problems: Vec<_> = errors.into_iter().map(|error| error.to_string()).collect();
@@ -89,32 +84,47 @@ fn list(what: &str, problems: &[String]) -> String {
 /// Flags in the shape of the configuration, without those that were not given.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Flags {
+pub(crate) struct Flags {
     broker: Section,
     s3: Section,
     preprocess: Section,
     infer: Section,
+    telemetry: Section,
 }
 
 type Section = serde_json::Map<String, serde_json::Value>;
 
 impl Flags {
-    fn new(args: &TuningArgs, s3: &S3Args, broker: &BrokerArgs) -> Self {
-        let mut flags = Self::default();
-        set(&mut flags.broker, "url", broker.nats.as_deref());
-        set(&mut flags.s3, "endpoint", s3.s3_endpoint.as_deref());
-        set(&mut flags.s3, "anonymous", s3.s3_anonymous.then_some(true));
-        set(&mut flags.preprocess, "mode", args.fast.then_some("fast"));
-        set(&mut flags.preprocess, "threads", args.preprocess_threads);
-        set(&mut flags.infer, "device", args.device.as_deref());
-        set(&mut flags.infer, "instances", args.instances);
-        set(&mut flags.infer, "intra-threads", args.intra_threads);
-        set(&mut flags.infer, "max-batch", args.max_batch);
-        set(&mut flags.infer, "top-k", args.top_k);
-        set(&mut flags.infer, "logits", args.logits.then_some(true));
+    pub(crate) fn broker(mut self, args: &BrokerArgs) -> Self {
+        set(&mut self.broker, "url", args.nats.as_deref());
+        self
+    }
+
+    pub(crate) fn s3(mut self, args: &S3Args) -> Self {
+        set(&mut self.s3, "endpoint", args.s3_endpoint.as_deref());
+        set(&mut self.s3, "anonymous", args.s3_anonymous.then_some(true));
+        self
+    }
+
+    pub(crate) fn telemetry(mut self, args: &TelemetryArgs) -> Self {
+        set(&mut self.telemetry, "listen", args.listen);
+        let endpoint = args.otlp_endpoint.as_deref();
+        set(&mut self.telemetry, "otlp-endpoint", endpoint);
+        self
+    }
+
+    pub(crate) fn tuning(mut self, args: &TuningArgs) -> Self {
+        set(&mut self.preprocess, "mode", args.fast.then_some("fast"));
+        set(&mut self.preprocess, "threads", args.preprocess_threads);
+        set(&mut self.infer, "device", args.device.as_deref());
+        set(&mut self.infer, "instances", args.instances);
+        set(&mut self.infer, "intra-threads", args.intra_threads);
+        set(&mut self.infer, "max-batch", args.max_batch);
+        set(&mut self.infer, "top-k", args.top_k);
+        set(&mut self.infer, "logits", args.logits.then_some(true));
         let embedding = args.embedding.then_some(true);
-        set(&mut flags.infer, "embedding", embedding);
-        flags
+        set(&mut self.infer, "embedding", embedding);
+        self
     }
 }
 

@@ -87,7 +87,10 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
     })
 }
 
-fn with_client(config: &Config, work: impl AsyncFnOnce(Client) -> Result<Exit>) -> Result<Exit> {
+pub(crate) fn with_client(
+    config: &Config,
+    work: impl AsyncFnOnce(Client) -> Result<Exit>,
+) -> Result<Exit> {
     let runtime = Builder::new_current_thread()
         .enable_all()
         .build()

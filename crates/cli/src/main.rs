@@ -11,20 +11,25 @@ mod model;
 mod profile;
 mod profile_picture;
 mod progress_bar;
+mod report;
 mod shutdown;
 mod summary;
+mod telemetry;
+mod top;
 mod worker;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use trommel_worker::TelemetryConfig;
 
-use crate::args::{BrokerArgs, Cli, Command, S3Args, TuningArgs};
+use crate::args::{Cli, Command, TuningArgs};
+use crate::config::Flags;
 use crate::exit::Exit;
+use crate::telemetry::Telemetry;
 
 // Rows are made on one thread and freed on another, which leaves the system's allocator with twice
 // the memory that is in use. `.cargo/config.toml` says how soon this one gives memory back.
@@ -33,9 +38,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let ended = start_unreported()
-        .and_then(|()| start_logging(&cli.log))
-        .and_then(|()| run(cli));
+    let ended = start_unreported().and_then(|()| run(cli));
     match ended {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -70,56 +73,65 @@ fn start_unreported() -> Result<()> {
 }
 
 fn run(cli: Cli) -> Result<Exit> {
-    let load = |tuning: &TuningArgs, s3: &S3Args, broker: &BrokerArgs| {
-        config::load(cli.config.as_deref(), tuning, s3, broker).context(exit::Usage)
-    };
+    let load = |flags| config::load(cli.config.as_deref(), flags).context(exit::Usage);
+    let start = |config: &TelemetryConfig| Telemetry::start(config, &cli.log);
+    let only_logs = || start(&TelemetryConfig::default());
+    let flags = Flags::default();
+    let library = cli.onnxruntime.as_deref();
     match cli.command {
         Command::Classify(args) => {
-            let config = load(&args.tuning, &args.s3, &BrokerArgs::default())?;
-            classify::run(*args, config, cli.onnxruntime.as_deref())
+            let flags = flags.tuning(&args.tuning).s3(&args.s3);
+            let config = load(flags.telemetry(&args.telemetry))?;
+            let telemetry = start(&config.telemetry)?;
+            classify::run(*args, config, library, &telemetry)
         }
         Command::Worker(args) => {
-            let config = load(&args.tuning, &args.s3, &args.broker)?;
-            worker::run(*args, config, cli.onnxruntime.as_deref())
+            let flags = flags.tuning(&args.tuning).s3(&args.s3).broker(&args.broker);
+            let config = load(flags.telemetry(&args.telemetry))?;
+            let telemetry = start(&config.telemetry)?;
+            worker::run(*args, config, library, &telemetry)
         }
         Command::Submit(args) => {
-            let config = load(&TuningArgs::default(), &S3Args::default(), &args.broker)?;
+            let _logs = only_logs()?;
+            let config = load(flags.broker(&args.broker))?;
             jobs::submit(*args, &config)
         }
         Command::Jobs(args) => {
-            let config = load(&TuningArgs::default(), &S3Args::default(), &args.broker)?;
+            let _logs = only_logs()?;
+            let config = load(flags.broker(&args.broker))?;
             jobs::run(args.command, &config)
         }
-        Command::Model(command) => model::run(command, cli.onnxruntime.as_deref()),
+        Command::Top(args) => {
+            let _logs = only_logs()?;
+            let config = load(flags.broker(&args.broker))?;
+            top::run(&args, &config)
+        }
+        Command::Model(command) => {
+            let _logs = only_logs()?;
+            model::run(command, library)
+        }
         Command::Profile(args) => {
+            let _logs = only_logs()?;
             let tuning = TuningArgs {
                 device: args.device.clone(),
                 intra_threads: args.intra_threads,
                 ..TuningArgs::default()
             };
-            let config = load(&tuning, &S3Args::default(), &BrokerArgs::default())?;
-            profile::run(&args, &config, cli.onnxruntime.as_deref())
+            profile::run(&args, &load(flags.tuning(&tuning))?, library)
         }
-        Command::Evaluate(args) => evaluate::run(&args),
+        Command::Evaluate(args) => {
+            let _logs = only_logs()?;
+            evaluate::run(&args)
+        }
+        Command::Report(args) => {
+            let _logs = only_logs()?;
+            report::run(&args, &load(flags.s3(&args.s3))?)
+        }
         Command::Config(args) => {
-            let config = load(&args.tuning, &S3Args::default(), &BrokerArgs::default())?;
+            let config = load(flags.tuning(&args.tuning))?;
             let text = toml::to_string(&config).context("failed to write the configuration")?;
             std::io::stdout().write_all(text.as_bytes())?;
             Ok(Exit::Success)
         }
     }
-}
-
-fn start_logging(filter: &str) -> Result<()> {
-    let filter = EnvFilter::try_new(filter)
-        .with_context(|| format!("invalid log filter {filter:?}; try warn, info or debug"))
-        .context(exit::Usage)?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(progress_bar::LogWriter::default)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .compact()
-        .init();
-    Ok(())
 }

@@ -10,9 +10,15 @@ use crate::config::{Config, cache_folder};
 use crate::exit::{Exit, Usage};
 use crate::progress_bar::LogWriter;
 use crate::shutdown;
+use crate::telemetry::Telemetry;
 
 /// `trommel worker`: holds roles until it is told to stop.
-pub(crate) fn run(args: WorkerArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
+pub(crate) fn run(
+    args: WorkerArgs,
+    config: Config,
+    onnxruntime: Option<&Path>,
+    telemetry: &Telemetry,
+) -> Result<Exit> {
     let mut roles: Vec<_> = args.role.into_iter().map(Role::from).collect();
     roles.sort_unstable();
     roles.dedup();
@@ -36,7 +42,9 @@ pub(crate) fn run(args: WorkerArgs, config: Config, onnxruntime: Option<&Path>) 
         .context("failed to start the async runtime")?;
     let ended = runtime.block_on(async {
         let stop = shutdown::on_signal()?;
+        telemetry.health.watch();
         let worker = Worker::start(config, options).await.context(Usage)?;
+        telemetry.health.has(worker.readiness());
         let ready = || say(&format!("working as {names}"));
         Ok(worker.run(stop, ready).await?)
     });

@@ -53,7 +53,7 @@ impl Engine {
             ..options
         };
         let inner = Arc::clone(&model.inner);
-        let instances = Instances::start(options, move || {
+        let instances = Instances::start(model.name(), options, move || {
             OrtBackend::new(Arc::clone(&inner), inner.session()?, max_batch)
         })?;
         Ok(Self { model, instances })

@@ -5,11 +5,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use bytes::Bytes;
+use opentelemetry::trace::TraceContextExt;
 use tokio::sync::{Semaphore, oneshot};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
 use trommel_types::Scores;
 
 use crate::backend::Backend;
 use crate::former::Former;
+use crate::metrics::InstanceMetrics;
 use crate::stats::Counters;
 use crate::{EngineOptions, EngineStats, InferError, InferErrorKind};
 
@@ -50,6 +54,8 @@ enum Phase {
 /// An image and who waits for its answer.
 struct Job {
     pixels: Bytes,
+    /// That of the caller.
+    span: Span,
     answer: oneshot::Sender<Result<Scores, InferError>>,
 }
 
@@ -66,6 +72,7 @@ impl Instances {
     /// # Errors
     /// The first error of a thread; all threads have ended then.
     pub(crate) fn start<B: Backend>(
+        model: &str,
         options: EngineOptions,
         make: impl Fn() -> Result<B, InferError> + Send + Sync + 'static,
     ) -> Result<Self, InferError> {
@@ -102,9 +109,10 @@ impl Instances {
                 Arc::clone(&make),
                 ready.clone(),
             );
+            let metrics = InstanceMetrics::of(model);
             let thread = thread::Builder::new()
                 .name(format!("infer-{number}"))
-                .spawn(move || run(&shared, &*make, ready))
+                .spawn(move || run(&shared, &metrics, &*make, ready))
                 .map_err(|error| stopped(format_args!("cannot start a thread: {error}")));
             match thread {
                 Ok(thread) => started.threads.push(thread),
@@ -165,7 +173,11 @@ impl Shared {
     pub(crate) async fn classify(&self, pixels: Bytes) -> Result<Scores, InferError> {
         let room = self.room.acquire().await.map_err(|_| ended())?;
         let (answer, answered) = oneshot::channel();
-        self.push(Job { pixels, answer })?;
+        self.push(Job {
+            pixels,
+            span: Span::current(),
+            answer,
+        })?;
         room.forget(); // given back when an instance takes the batch
         // A job that is dropped unanswered was in the hands of a thread that panicked, or was
         // cleared by it.
@@ -278,6 +290,7 @@ impl Drop for StopOnPanic<'_> {
 /// The life of an instance.
 fn run<B: Backend>(
     shared: &Shared,
+    metrics: &InstanceMetrics,
     make: &dyn Fn() -> Result<B, InferError>,
     ready: SyncSender<Result<(), InferError>>,
 ) {
@@ -309,18 +322,34 @@ fn run<B: Backend>(
         let start = Instant::now();
         if let (true, Some(end)) = (was_waiting, last_end) {
             shared.counters.gap(start - end);
+            metrics.gap(start - end);
         }
-        let outcomes = compute(shared, &mut backend, &pixels);
+        let outcomes = batch_span(&jobs).in_scope(|| compute(shared, &mut backend, &pixels));
         let end = Instant::now();
         last_end = Some(end);
         let (images, computed) = (pixels.len(), backend.computed(pixels.len()));
         let places = shared.max_batch().max(images);
         shared.counters.batch(images, computed, places, end - start);
+        metrics.batch(images, places, end - start);
         if let Err(lost) = answer(jobs, outcomes) {
             tracing::error!("{lost}");
             shared.stop();
         }
     }
+}
+
+/// The span of a batch, if one of its images is traced: in the first such image's trace, and linked
+/// to by the spans of all.
+fn batch_span(jobs: &[Job]) -> Span {
+    let is_traced = |job: &&Job| job.span.context().span().span_context().is_sampled();
+    let Some(first) = jobs.iter().find(is_traced) else {
+        return Span::none();
+    };
+    let batch = tracing::warn_span!(parent: &first.span, "infer.batch", batch_size = jobs.len());
+    for job in jobs {
+        job.span.follows_from(&batch);
+    }
+    batch
 }
 
 /// Warms a backend up with as large a batch as the device has memory for.

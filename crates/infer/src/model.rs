@@ -1,21 +1,25 @@
-use std::fs;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fs, io};
 
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use sha2::{Digest, Sha256};
 use trommel_types::{Normalization, Shape};
 
 use crate::config::ModelConfig;
 use crate::error::reason;
-use crate::onnx_file::OnnxFile;
+use crate::onnx_file::{OnnxFile, hex};
 use crate::signature::{Embedding, Signature};
 use crate::tensor_info::TensorInfo;
 use crate::{Activation, Device, InferError, InferErrorKind, ModelInfo, Runtime};
 
 /// Places of the model's file in its folder, in the order of preference.
 const FILES: [&str; 2] = ["model.onnx", "onnx/model.onnx"];
+
+/// Files beside it that decide how images are prepared and what classes are called.
+const SETTINGS: [&str; 3] = ["config.json", "preprocessor_config.json", "trommel.toml"];
 
 /// Hex digits of the content hash that name a version.
 const VERSION_DIGITS: usize = 12;
@@ -125,7 +129,7 @@ impl Model {
             inner: Arc::new(Inner {
                 runtime: runtime.clone(),
                 name: name_of(dir),
-                version: Arc::from(&file.hash[..VERSION_DIGITS]),
+                version: version_of(dir, &file, &config.labels)?,
                 path,
                 file,
                 inputs,
@@ -148,7 +152,8 @@ impl Model {
         &self.inner.name
     }
 
-    /// The first 12 hex digits of the SHA-256 of the model's file (and of its external data).
+    /// The first 12 hex digits of a SHA-256 over all that decides its rows: the model's file with its
+    /// external data, `config.json`, `preprocessor_config.json`, `trommel.toml`, and the labels.
     pub fn version(&self) -> &Arc<str> {
         &self.inner.version
     }
@@ -251,7 +256,37 @@ pub fn version(dir: &Path) -> Result<Arc<str>, InferError> {
     check_folder(dir)?;
     let config = ModelConfig::read(dir)?;
     let path = find_file(dir, config.file.as_deref())?;
-    Ok(Arc::from(&OnnxFile::read(&path)?.hash[..VERSION_DIGITS]))
+    version_of(dir, &OnnxFile::read(&path)?, &config.labels)
+}
+
+fn version_of(dir: &Path, file: &OnnxFile, labels: &[Arc<str>]) -> Result<Arc<str>, InferError> {
+    let mut hash = Sha256::new();
+    // With its length before it, no text can pass for the next one's beginning.
+    let mut add = |text: &[u8]| {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text);
+    };
+    add(file.hash.as_bytes());
+    for name in SETTINGS {
+        let path = dir.join(name);
+        match fs::read(&path) {
+            Ok(text) => {
+                add(name.as_bytes());
+                add(&text);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(InferError::new(
+                    InferErrorKind::ModelMissing,
+                    format_args!("{} cannot be read: {error}", path.display()),
+                ));
+            }
+        }
+    }
+    labels.iter().for_each(|label| add(label.as_bytes()));
+    let mut digits = hex(&hash.finalize());
+    digits.truncate(VERSION_DIGITS);
+    Ok(digits.into())
 }
 
 fn check_folder(dir: &Path) -> Result<(), InferError> {

@@ -72,11 +72,7 @@ impl OnnxFile {
             hash.update(name.as_bytes());
             onnx.bytes += digest(&beside, &mut hash).map_err(|error| unreadable(&beside, error))?;
         }
-        onnx.hash = hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        onnx.hash = hex(&hash.finalize());
         Ok(onnx)
     }
 
@@ -215,6 +211,11 @@ fn check_beginning(path: &Path, beginning: &[u8]) -> Result<(), InferError> {
         InferErrorKind::NotClassifier,
         format_args!("{} {problem}", path.display()),
     ))
+}
+
+/// Bytes in hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn digest(path: &Path, hash: &mut Sha256) -> io::Result<u64> {

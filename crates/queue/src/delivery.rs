@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::QueueError;
+use crate::{Origin, QueueError};
 
 /// One hand-out of a message. Settle it, or it is repeated when its deadline has passed.
 pub struct Delivery<T> {
     message: Arc<T>,
     attempt: u32,
+    origin: Origin,
     handle: Box<dyn Handle>,
 }
 
@@ -45,10 +46,11 @@ pub trait Handle: Send + Sync {
 
 impl<T> Delivery<T> {
     /// A delivery of `message`; `attempt` counts from 1.
-    pub fn new(message: Arc<T>, attempt: u32, handle: Box<dyn Handle>) -> Self {
+    pub fn new(message: Arc<T>, attempt: u32, origin: Origin, handle: Box<dyn Handle>) -> Self {
         Self {
             message,
             attempt,
+            origin,
             handle,
         }
     }
@@ -61,6 +63,11 @@ impl<T> Delivery<T> {
     /// Which delivery of the message this is, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// The trace that the message belongs to, and when it was stored.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// Tells the queue what became of the work.

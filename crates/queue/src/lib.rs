@@ -16,6 +16,9 @@
 //! - Publish and pull are cancel-safe: dropping either future loses nothing and leaves nothing
 //!   half-done.
 //!
+//! A message carries the trace of the span that published it, in headers as W3C trace context, and
+//! the time when it was stored: see [`Origin`].
+//!
 //! On a broker, besides:
 //! - *Stored* means in the stream's file, as far as the server's `sync_interval` goes (two minutes
 //!   unless changed): a server that is killed loses nothing, a power cut may lose the newest.
@@ -66,6 +69,8 @@ mod delivery;
 mod error;
 pub mod jetstream;
 mod memory;
+pub mod metrics;
+mod origin;
 #[cfg(feature = "testsuite")]
 pub mod test_server;
 #[cfg(feature = "testsuite")]
@@ -83,6 +88,7 @@ pub use jetstream::{
     StreamName, subject_token,
 };
 pub use memory::{MemoryQueue, MemoryQueueConfig};
+pub use origin::Origin;
 
 /// A bounded store of messages that are to be worked on.
 #[async_trait]

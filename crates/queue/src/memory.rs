@@ -8,7 +8,9 @@ use tokio::time::{Instant, timeout_at};
 use trommel_types::Message;
 
 use crate::delivery::Handle;
-use crate::{Delivery, Disposition, KeepAlive, Published, Queue, QueueError, QueueStats};
+use crate::{
+    Delivery, Disposition, KeepAlive, Origin, Published, Queue, QueueError, QueueStats, metrics,
+};
 
 /// Limits of a [`MemoryQueue`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct MemoryQueueConfig {
     pub ack_wait: Duration,
     /// Ids remembered for deduplication, the most recent ones.
     pub dedupe_window: usize,
+    /// The stage that publishes, as metrics name it.
+    pub stage: &'static str,
 }
 
 impl Default for MemoryQueueConfig {
@@ -27,6 +31,7 @@ impl Default for MemoryQueueConfig {
             capacity: 1024,
             ack_wait: Duration::from_secs(60),
             dedupe_window: 16_384,
+            stage: "unknown",
         }
     }
 }
@@ -63,7 +68,16 @@ struct State<T> {
 struct Entry<T> {
     sequence: u64,
     message: Arc<T>,
+    origin: Origin,
     deliveries: u32,
+}
+
+/// What a delivery is made of.
+struct HandedOut<T> {
+    sequence: u64,
+    attempt: u32,
+    message: Arc<T>,
+    origin: Origin,
 }
 
 struct InFlight<T> {
@@ -105,12 +119,15 @@ impl<T: Message> Queue<T> for MemoryQueue<T> {
         if self.shared.lock().ids.contains(id) {
             return Ok(Published::Duplicate);
         }
-        let room = self
-            .shared
-            .room
-            .acquire()
-            .await
-            .expect("the semaphore is never closed");
+        let room = match self.shared.room.try_acquire() {
+            Ok(room) => room,
+            Err(_) => {
+                let full = Instant::now();
+                let room = self.shared.room.acquire().await;
+                metrics::waited_for_room(self.shared.config.stage, full.elapsed());
+                room.expect("the semaphore is never closed")
+            }
+        };
         let published = self
             .shared
             .lock()
@@ -163,11 +180,18 @@ impl<T: Message> Queue<T> for MemoryQueue<T> {
 }
 
 impl<T: Message> MemoryQueue<T> {
-    fn delivery(&self, (sequence, attempt, message): (u64, u32, Arc<T>)) -> Delivery<T> {
+    fn delivery(&self, handed_out: HandedOut<T>) -> Delivery<T> {
+        let HandedOut {
+            sequence,
+            attempt,
+            message,
+            origin,
+        } = handed_out;
         let shared = Arc::clone(&self.shared);
         Delivery::new(
             message,
             attempt,
+            origin,
             Box::new(MemoryHandle {
                 shared,
                 sequence,
@@ -201,6 +225,7 @@ impl<T> State<T> {
         self.waiting.push_back(Entry {
             sequence,
             message: Arc::new(message),
+            origin: Origin::here(),
             deliveries: 0,
         });
         Published::Stored
@@ -237,12 +262,17 @@ impl<T> State<T> {
         }
     }
 
-    fn deliver(&mut self, limit: usize, deadline: Instant) -> Vec<(u64, u32, Arc<T>)> {
+    fn deliver(&mut self, limit: usize, deadline: Instant) -> Vec<HandedOut<T>> {
         let count = limit.min(self.waiting.len());
         let mut delivered = Vec::with_capacity(count);
         for mut entry in self.waiting.drain(..count) {
             entry.deliveries += 1;
-            delivered.push((entry.sequence, entry.deliveries, Arc::clone(&entry.message)));
+            delivered.push(HandedOut {
+                sequence: entry.sequence,
+                attempt: entry.deliveries,
+                message: Arc::clone(&entry.message),
+                origin: entry.origin.clone(),
+            });
             self.deadlines.insert((deadline, entry.sequence));
             let sequence = entry.sequence;
             self.in_flight.insert(

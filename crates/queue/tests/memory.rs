@@ -15,6 +15,7 @@ impl Fixture for Memory {
             capacity,
             ack_wait: ACK_WAIT,
             dedupe_window: 10_000,
+            ..MemoryQueueConfig::default()
         };
         Arc::new(MemoryQueue::new(config))
     }

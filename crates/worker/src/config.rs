@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub struct WorkerConfig {
     pub retry: RetryPolicy,
     /// How a stop is carried out.
     pub shutdown: ShutdownConfig,
+    /// What the outside learns of the process.
+    pub telemetry: TelemetryConfig,
 }
 
 /// Listing, in a worker over the broker.
@@ -116,6 +119,9 @@ pub struct InferConfig {
     pub embedding: bool,
     /// Models that one process over the broker keeps loaded. Default: 4.
     pub max_models: NonZeroUsize,
+    /// Models that a process over the broker loads before it is ready; the others are loaded when a
+    /// job names them. Default: none.
+    pub preload: Vec<String>,
 }
 
 impl Default for InferConfig {
@@ -131,6 +137,7 @@ impl Default for InferConfig {
             logits: false,
             embedding: false,
             max_models: NonZeroUsize::new(4).expect("4 is not 0"),
+            preload: Vec::new(),
         }
     }
 }
@@ -261,6 +268,86 @@ impl Default for ShutdownConfig {
     }
 }
 
+/// Logs, traces, metrics and health.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct TelemetryConfig {
+    /// Address that answers `/metrics`, `/healthz` and `/readyz`, such as `0.0.0.0:9464`. Default:
+    /// none.
+    pub listen: Option<SocketAddr>,
+    /// Where traces are sent, such as `http://collector:4317`. Default: nowhere.
+    pub otlp_endpoint: Option<String>,
+    /// How they are sent: `grpc`, or `http` (binary Protobuf). Default: `grpc`.
+    pub otlp_protocol: OtlpProtocol,
+    /// Share of images that are traced, 0 to 1. Default: 0.01.
+    pub sample: f64,
+    /// How log lines are written: `text` or `json`. Default: `text`.
+    pub log_format: LogFormat,
+}
+
+/// How traces are sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OtlpProtocol {
+    /// gRPC; of `https` addresses too.
+    #[default]
+    Grpc,
+    /// Protobuf over HTTP, not encrypted.
+    Http,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            otlp_endpoint: None,
+            otlp_protocol: OtlpProtocol::Grpc,
+            sample: 0.01,
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+impl TelemetryConfig {
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if !(0.0..=1.0).contains(&self.sample) {
+            problems.push(format!(
+                "telemetry.sample: {} is no share; give a number from 0 to 1",
+                self.sample
+            ));
+        }
+        let scheme = |endpoint: &str| {
+            endpoint
+                .split_once("://")
+                .map(|(scheme, _)| scheme.to_owned())
+        };
+        if let Some(endpoint) = &self.otlp_endpoint {
+            match (scheme(endpoint).as_deref(), self.otlp_protocol) {
+                (Some("http"), _) | (Some("https"), OtlpProtocol::Grpc) => {}
+                (Some("https"), OtlpProtocol::Http) => problems.push(
+                    "telemetry.otlp-endpoint: https needs otlp-protocol = \"grpc\"; or send to a collector beside this process over http".to_owned(),
+                ),
+                _ => problems.push(format!(
+                    "telemetry.otlp-endpoint: {endpoint:?} is no address; give one like http://localhost:4317"
+                )),
+            }
+        }
+        problems
+    }
+}
+
 impl WorkerConfig {
     /// What in the configuration changes rows, as the record of a job has it.
     pub fn row_options(&self) -> String {
@@ -275,6 +362,7 @@ impl WorkerConfig {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.broker.problems();
         problems.extend(self.s3.problems());
+        problems.extend(self.telemetry.problems());
         if let Err(error) = Device::parse(&self.infer.device) {
             problems.push(format!("infer.device: {error}"));
         }

@@ -20,7 +20,7 @@ use crate::intake::Intake;
 use crate::job::{JobPlan, Jobs, ModelId, OneJob, PlannedModel};
 use crate::rows::{CommittedRows, Rows, StreamRows};
 use crate::settle::Settler;
-use crate::{Progress, WorkerConfig, WorkerError, infer, ingest, preprocess, sink};
+use crate::{Progress, Role, WorkerConfig, WorkerError, infer, ingest, metrics, preprocess, sink};
 
 /// One job with everything it needs, opened and checked.
 pub struct EmbeddedJob {
@@ -108,6 +108,9 @@ impl EmbeddedJob {
         progress: Arc<Progress>,
         stop: CancellationToken,
     ) -> Result<(Ended, R), WorkerError> {
+        Role::ALL.into_iter().for_each(metrics::begin);
+        let instances = self.engine.stats().instances;
+        metrics::threads(Role::Infer.as_str(), instances);
         let queues = Queues::new(&self.config, self.tensors_in_hand());
         let tokens = Tokens::default();
         let roles = self.start(rows, choice, &queues, &tokens, &progress)?;
@@ -172,7 +175,11 @@ impl EmbeddedJob {
         };
         let jobs: Arc<dyn Jobs> = Arc::new(OneJob(job));
         let preprocess = Arc::new(preprocess::Context {
-            intake: Intake::new(Arc::clone(&queues.tasks), config.preprocess.in_flight()),
+            intake: Intake::new(
+                Role::Preprocess,
+                Arc::clone(&queues.tasks),
+                config.preprocess.in_flight(),
+            ),
             jobs: Arc::clone(&jobs),
             source: Arc::clone(&self.source),
             pool: preprocess::PreparePool::start(&config.preprocess)?,
@@ -181,7 +188,11 @@ impl EmbeddedJob {
             progress: Arc::clone(progress),
         });
         let infer = Arc::new(infer::Context {
-            intake: Intake::new(Arc::clone(&queues.tensors), self.tensors_in_hand()),
+            intake: Intake::new(
+                Role::Infer,
+                Arc::clone(&queues.tensors),
+                self.tensors_in_hand(),
+            ),
             engines: Arc::new(infer::OneEngine(Arc::clone(&self.engine))),
             jobs,
             settler,
@@ -313,17 +324,19 @@ impl Queues {
     fn new(config: &WorkerConfig, tensors_in_hand: usize) -> Self {
         let part_rows = config.sink.part_rows.get();
         Self {
-            tasks: memory(1024),
-            tensors: memory(2 * tensors_in_hand),
+            tasks: memory(Role::Ingest, 1024),
+            tensors: memory(Role::Preprocess, 2 * tensors_in_hand),
             // The sink holds a whole part before it settles any of it.
-            results: memory(part_rows + part_rows / 2 + 64),
+            results: memory(Role::Infer, part_rows + part_rows / 2 + 64),
         }
     }
 }
 
-fn memory<T: Message>(capacity: usize) -> Arc<dyn Queue<T>> {
+/// A queue that `stage` publishes into.
+fn memory<T: Message>(stage: Role, capacity: usize) -> Arc<dyn Queue<T>> {
     Arc::new(MemoryQueue::new(MemoryQueueConfig {
         capacity,
+        stage: stage.as_str(),
         ..MemoryQueueConfig::default()
     }))
 }

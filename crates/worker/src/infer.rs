@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 use trommel_infer::Engine;
 use trommel_queue::Delivery;
 use trommel_types::{Outcome, PreparedImage};
@@ -15,6 +16,7 @@ use crate::fatal::Fatal;
 use crate::intake::Intake;
 use crate::job::{Jobs, ModelId};
 use crate::settle::{PreparedImageExt, Settler};
+use crate::trace::image_span;
 
 /// The models at work in this process.
 #[async_trait]
@@ -67,7 +69,8 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
             Some(Ok(next)) => next,
         };
         let (ctx, fatal) = (Arc::clone(&ctx), fatal.clone());
-        in_flight.spawn(async move {
+        let span = image_span!("infer.image", delivery, &delivery.message().image);
+        let work = async move {
             let kept_alive = delivery.keep_alive();
             let model = ModelId::of(delivery.message());
             let outcome = classify_one(&ctx, &delivery, &model).await;
@@ -75,7 +78,8 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
             let models = std::iter::once(&model);
             fatal.check(ctx.settler.settle(delivery, outcome, models).await);
             drop(permit);
-        });
+        };
+        in_flight.spawn(work.instrument(span));
     };
 
     ctx.intake.give_back().await;

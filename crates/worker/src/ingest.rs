@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::stream::{BoxStream, FuturesOrdered};
 use futures::{FutureExt, StreamExt};
 use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
+use tracing::{Instrument, warn_span};
 use trommel_queue::Queue;
 use trommel_storage::{Existing, Found, SourceCheck, StorageError};
 use trommel_types::{ImageRef, Lane};
 
-use crate::{Progress, WorkerError};
+use crate::{Progress, WorkerError, trace};
 
 /// What the ingest role works with, for one job.
 pub(crate) struct Context {
@@ -160,6 +162,9 @@ async fn publish(ctx: &Context, index: Option<u64>, found: Found) -> Result<Stri
         columns: found.columns,
     };
     let id = format!("{}/{index}", ctx.job);
-    ctx.output.publish(&id, image).await?; // waits while the queue is full
+    // Here the trace of an image begins.
+    let span = trace::named(warn_span!("ingest.image", image_id = id, trace_id = Empty));
+    let published = ctx.output.publish(&id, image).instrument(span);
+    published.await?; // waits while the queue is full
     Ok(mark)
 }

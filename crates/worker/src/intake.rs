@@ -6,7 +6,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use trommel_queue::{Delivery, Disposition, Queue};
 use trommel_types::Message;
 
-use crate::WorkerError;
+use crate::metrics::{self, InFlight};
+use crate::{Role, WorkerError};
 
 /// A queue from which nothing has come for this long is idle.
 const IDLE_AFTER: Duration = Duration::from_millis(5);
@@ -15,8 +16,15 @@ const EXPIRY: Duration = Duration::from_secs(30);
 /// Deliveries taken at once at most; a request for one costs a broker as much as one for many.
 const PULL: usize = 64;
 
+/// Work is in hand while this lives.
+pub(crate) struct InHand {
+    _permit: OwnedSemaphorePermit,
+    _in_flight: InFlight,
+}
+
 /// How a stage takes deliveries from its queue: never more than it may hold at once.
 pub(crate) struct Intake<T: Message> {
+    stage: &'static str,
     queue: Arc<dyn Queue<T>>,
     permits: Arc<Semaphore>,
     /// Taken together with the last one that was handed out.
@@ -24,15 +32,16 @@ pub(crate) struct Intake<T: Message> {
 }
 
 impl<T: Message> Intake<T> {
-    pub(crate) fn new(queue: Arc<dyn Queue<T>>, max_in_flight: usize) -> Self {
+    pub(crate) fn new(stage: Role, queue: Arc<dyn Queue<T>>, max_in_flight: usize) -> Self {
         Self {
+            stage: stage.as_str(),
             queue,
             permits: Arc::new(Semaphore::new(max_in_flight)),
             ahead: Mutex::default(),
         }
     }
 
-    /// Waits for a permit, then for a delivery. Work is in hand while the permit lives. Calls
+    /// Waits for a permit, then for a delivery. Calls
     /// `when_idle` each time that the queue turns out to be empty.
     ///
     /// Cancel-safe: a pull that is dropped takes nothing from the queue.
@@ -42,9 +51,10 @@ impl<T: Message> Intake<T> {
     pub(crate) async fn next_delivery(
         &self,
         when_idle: impl Fn(),
-    ) -> Result<(Delivery<T>, OwnedSemaphorePermit), WorkerError> {
-        if let Some(ahead) = self.ahead().pop_front() {
-            return Ok(ahead);
+    ) -> Result<(Delivery<T>, InHand), WorkerError> {
+        let ahead = self.ahead().pop_front();
+        if let Some((delivery, permit)) = ahead {
+            return Ok(self.hand_out(delivery, permit));
         }
         let permit = Arc::clone(&self.permits)
             .acquire_owned()
@@ -61,11 +71,23 @@ impl<T: Message> Intake<T> {
             let mut pulled = pulled.into_iter();
             if let Some(delivery) = pulled.next() {
                 self.ahead().extend(pulled.zip(more));
-                return Ok((delivery, permit));
+                return Ok(self.hand_out(delivery, permit));
             }
             when_idle();
             expiry = EXPIRY;
         }
+    }
+
+    fn hand_out(
+        &self,
+        delivery: Delivery<T>,
+        permit: OwnedSemaphorePermit,
+    ) -> (Delivery<T>, InHand) {
+        let in_hand = InHand {
+            _permit: permit,
+            _in_flight: metrics::delivered(self.stage, &delivery),
+        };
+        (delivery, in_hand)
     }
 
     /// Gives back what was taken and not handed out, for others to get at once. For a stage that
@@ -108,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_is_taken_than_may_be_in_hand() {
         let queue = queue(10).await;
-        let intake = Intake::new(Arc::clone(&queue), 3);
+        let intake = Intake::new(Role::Preprocess, Arc::clone(&queue), 3);
         let mut in_hand = Vec::new();
         for _ in 0..3 {
             in_hand.push(intake.next_delivery(|| ()).await.unwrap());
@@ -124,7 +146,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_taken_ahead_is_given_back() {
         let queue = queue(10).await;
-        let intake = Intake::new(Arc::clone(&queue), 5);
+        let intake = Intake::new(Role::Preprocess, Arc::clone(&queue), 5);
         let in_hand = intake.next_delivery(|| ()).await.unwrap();
         assert_eq!(queue.stats().await.unwrap().in_flight, 5);
         intake.give_back().await;

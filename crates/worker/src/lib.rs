@@ -27,22 +27,28 @@ mod infer;
 mod ingest;
 mod intake;
 mod job;
+mod metrics;
 mod preprocess;
 mod progress;
+mod readiness;
 mod rows;
 mod settle;
 mod sink;
+mod trace;
 
 pub use calibration::engine_options;
 pub use config::{
-    InferConfig, IngestConfig, PreprocessConfig, RetryPolicy, ShutdownConfig, SinkConfig,
-    WorkerConfig,
+    InferConfig, IngestConfig, LogFormat, OtlpProtocol, PreprocessConfig, RetryPolicy,
+    ShutdownConfig, SinkConfig, TelemetryConfig, WorkerConfig,
 };
 pub use distributed::{
     Client, Counted, HopKind, Job, JobId, JobModel, JobReasons, JobState, JobStatus, Listing,
-    ModelReply, ModelStatus, OldImage, Registry, Role, Said, StageReasons, StageStatus,
-    SubmitReply, Submitted, Worker, WorkerOptions,
+    ModelReply, ModelStatus, OldImage, Presence, Registry, Role, Said, StageReasons, StageStatus,
+    StageWork, SubmitReply, Submitted, Worker, WorkerOptions,
 };
 pub use embedded::{EmbeddedJob, Ended};
 pub use error::WorkerError;
+pub use metrics::describe_metrics;
 pub use progress::{FailureCount, Progress, Task};
+pub use readiness::Readiness;
+pub use trommel_infer::measure_devices;

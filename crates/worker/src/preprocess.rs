@@ -6,6 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 use trommel_preprocess::{Limits, Mode, Prepared, Preparer};
 use trommel_queue::{Delivery, Disposition};
 use trommel_storage::Source;
@@ -19,7 +20,8 @@ use crate::intake::Intake;
 use crate::job::{JobPlan, Jobs, PlannedModel};
 use crate::progress::Task;
 use crate::settle::{Settler, expired};
-use crate::{PreprocessConfig, Progress, WorkerError};
+use crate::trace::image_span;
+use crate::{PreprocessConfig, Progress, Role, WorkerError, metrics};
 
 /// Threads that decode and resize.
 pub(crate) struct PreparePool {
@@ -33,6 +35,7 @@ impl PreparePool {
     /// When the system starts no threads, or does not keep them on their cores.
     pub(crate) fn start(config: &PreprocessConfig) -> Result<Self, WorkerError> {
         let (threads, pinned) = (config.threads(), config.pin_threads);
+        metrics::threads(Role::Preprocess.as_str(), threads);
         Ok(Self {
             threads: CpuPool::start("prepare", threads, pinned, || None)?,
             limits: config.limits(),
@@ -94,10 +97,12 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
             Some(Ok(next)) => next,
         };
         let (ctx, fatal) = (Arc::clone(&ctx), fatal.clone());
-        in_flight.spawn(async move {
+        let span = image_span!("preprocess.image", delivery, delivery.message());
+        let work = async move {
             fatal.check(work_on(&ctx, delivery).await);
             drop(permit);
-        });
+        };
+        in_flight.spawn(work.instrument(span));
     };
 
     ctx.intake.give_back().await;

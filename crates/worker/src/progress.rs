@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use trommel_types::{Classification, ErrorKind, Outcome};
 
+use crate::metrics;
+
 /// What a job has done so far, for progress bars and summaries.
 ///
 /// Counters only grow. Reading is cheap and never waits for a stage.
@@ -121,6 +123,7 @@ impl Progress {
     }
 
     pub(crate) fn count_listed(&self) {
+        metrics::listed();
         self.listed.fetch_add(1, Relaxed);
     }
 
@@ -148,15 +151,18 @@ impl Progress {
     }
 
     pub(crate) fn count_bytes(&self, bytes: u64) {
+        metrics::fetched(bytes);
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
     pub(crate) fn count_committed(&self, rows: u64) {
+        metrics::committed(rows);
         self.committed.fetch_add(rows, Relaxed);
         self.parts.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn count_outcome(&self, classification: &Classification) {
+        metrics::row(&classification.outcome);
         let failure = match &classification.outcome {
             Outcome::Ok(_) => {
                 self.ok.fetch_add(1, Relaxed);
@@ -185,6 +191,7 @@ impl Progress {
     }
 
     pub(crate) fn add_time(&self, task: Task, time: Duration) {
+        metrics::worked(task, time);
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.work.of(task).fetch_add(nanos, Relaxed);
     }

@@ -8,7 +8,7 @@ use trommel_types::{Classification, Failure, ImageRef, Message, Outcome, Prepare
 use crate::disposition::{TaskError, disposition};
 use crate::distributed::Said;
 use crate::job::ModelId;
-use crate::{Progress, RetryPolicy, WorkerError};
+use crate::{Progress, RetryPolicy, WorkerError, metrics};
 
 /// Ends deliveries: durable outcomes first, then the word to the queue.
 #[derive(Clone)]
@@ -89,6 +89,7 @@ impl Settler {
             }
             _ => {}
         }
+        metrics::settled(T::STAGE, &disposition);
         Ok(delivery.settle(disposition).await.or_else(expired)?)
     }
 

@@ -6,12 +6,15 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
 use trommel_queue::{Delivery, Disposition, KeepAlive, Queue};
 use trommel_types::Classification;
 
+use crate::metrics::{self, InFlight};
 use crate::rows::Rows;
 use crate::settle::expired;
-use crate::{Progress, SinkConfig, WorkerError};
+use crate::trace::image_span;
+use crate::{Progress, Role, SinkConfig, WorkerError};
 
 /// Deliveries that are settled side by side; each may wait for the broker's word.
 const SETTLES: usize = 256;
@@ -72,7 +75,7 @@ async fn commit_part<R: Rows>(
     }
     let batch: Vec<_> = held
         .iter()
-        .map(|(delivery, _)| Arc::clone(delivery.message()))
+        .map(|held| Arc::clone(held.delivery.message()))
         .collect();
     let start = Instant::now();
     let (rows, committed) = tokio::task::spawn_blocking(move || {
@@ -84,9 +87,11 @@ async fn commit_part<R: Rows>(
     ctx.progress
         .add_time(crate::progress::Task::Commit, start.elapsed());
     ctx.progress.count_committed(committed?);
-    let settled = stream::iter(held).map(async |(delivery, _kept_alive)| {
+    let settled = stream::iter(held).map(async |held: Held| {
+        metrics::settled(Role::Sink.as_str(), &Disposition::Done);
         // One that comes too late is repeated, and its row dropped as committed.
-        delivery.settle(Disposition::Done).await.or_else(expired)
+        let settled = held.delivery.settle(Disposition::Done);
+        settled.instrument(held.span).await.or_else(expired)
     });
     settled
         .buffer_unordered(SETTLES)
@@ -95,10 +100,18 @@ async fn commit_part<R: Rows>(
     Ok(rows)
 }
 
+/// A row that waits for its part.
+struct Held {
+    delivery: Delivery<Classification>,
+    span: Span,
+    _in_flight: InFlight,
+    _kept_alive: KeepAlive,
+}
+
 /// The rows that the next part will hold.
 #[derive(Default)]
 struct OpenPart {
-    held: Vec<(Delivery<Classification>, KeepAlive)>,
+    held: Vec<Held>,
     since: Option<Instant>,
 }
 
@@ -107,8 +120,12 @@ impl OpenPart {
         for delivery in deliveries {
             self.since.get_or_insert_with(Instant::now);
             progress.count_outcome(delivery.message());
-            let kept_alive = delivery.keep_alive();
-            self.held.push((delivery, kept_alive));
+            self.held.push(Held {
+                span: image_span!("sink.image", delivery, &delivery.message().image),
+                _in_flight: metrics::delivered(Role::Sink.as_str(), &delivery),
+                _kept_alive: delivery.keep_alive(),
+                delivery,
+            });
         }
     }
 

@@ -107,7 +107,7 @@ fn options(instances: usize, max_batch: usize, max_wait: Duration) -> EngineOpti
 
 fn start(fake: &Fake, options: EngineOptions) -> Instances {
     let fake = fake.clone();
-    Instances::start(options, move || Ok(fake.clone())).unwrap()
+    Instances::start("test", options, move || Ok(fake.clone())).unwrap()
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Scores, InferError>> + Send>>;
@@ -240,7 +240,7 @@ async fn instances_work_side_by_side() {
     }
     let barrier = Arc::new(Barrier::new(2));
     let make = move || Ok(Meeting(Arc::clone(&barrier)));
-    let instances = Instances::start(options(2, 1, LONG), make).unwrap();
+    let instances = Instances::start("test", options(2, 1, LONG), make).unwrap();
     assert_eq!(kinds(classify_all(&instances, &[1, 2])).await, [None; 2]);
 }
 
@@ -396,7 +396,7 @@ fn a_batch_that_cannot_be_smaller_and_finds_no_memory_is_an_error_at_start() {
         room: [Some(4), None],
         ..Fake::default()
     };
-    let started = Instances::start(options(1, 8, LONG), move || Ok(fake.clone()));
+    let started = Instances::start("test", options(1, 8, LONG), move || Ok(fake.clone()));
     assert_eq!(started.unwrap_err().kind(), InferErrorKind::OutOfMemory);
 }
 
@@ -405,7 +405,7 @@ fn an_instance_that_cannot_start_stops_the_others() {
     let calls = Mutex::new(0);
     let alive = Arc::new(());
     let probe = Arc::clone(&alive);
-    let error = Instances::start(options(3, 2, LONG), move || {
+    let error = Instances::start("test", options(3, 2, LONG), move || {
         let _holds = &probe;
         let mut calls = calls.lock().unwrap();
         *calls += 1;
@@ -422,7 +422,7 @@ fn an_instance_that_cannot_start_stops_the_others() {
 #[test]
 fn a_panic_at_start_is_an_error() {
     let make = || -> Result<Fake, InferError> { panic!("told to") };
-    let error = Instances::start(options(2, 2, LONG), make).unwrap_err();
+    let error = Instances::start("test", options(2, 2, LONG), make).unwrap_err();
     assert_eq!(error.kind(), InferErrorKind::EngineStopped);
     assert!(error.to_string().contains("panicked at start"), "{error}");
 }

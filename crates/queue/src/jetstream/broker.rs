@@ -14,8 +14,9 @@ use trommel_types::Message;
 
 use super::backoff::Backoff;
 use super::connect::{Link, check_version, open};
+use super::consumer::ensure_consumer;
 use super::kv::Kv;
-use super::queue::{JetStreamQueue, QueueSpec};
+use super::queue::{ConsumerSpec, JetStreamQueue, QueueSpec};
 use super::streams::{self, StreamName};
 use super::{BrokerConfig, ServerVersion};
 use crate::{QueueError, QueueErrorKind};
@@ -348,6 +349,24 @@ impl Broker {
     /// The connection itself, for what this crate has no words for (a NATS service).
     pub fn client(&self) -> &Client {
         &self.inner.client
+    }
+
+    /// Creates a consumer, or brings the ack deadline and the most in flight of one up to date, without
+    /// taking anything by it. Who scales workers by its backlog needs it before the first of them.
+    ///
+    /// # Errors
+    /// When one of this name takes something else, or the broker does not answer.
+    pub async fn ensure_consumer(
+        &self,
+        stream: StreamName,
+        spec: &ConsumerSpec,
+    ) -> Result<(), QueueError> {
+        ensure_consumer(self, stream, spec).await
+    }
+
+    /// Whether the connection is up at this moment.
+    pub fn is_connected(&self) -> bool {
+        self.inner.client.connection_state() == async_nats::connection::State::Connected
     }
 
     /// What it was connected by.

@@ -6,11 +6,12 @@ use async_nats::client::{Request, RequestErrorKind};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::Broker;
 use super::backoff::Backoff;
-use crate::{Published, QueueError, QueueErrorKind};
+use crate::{Published, QueueError, QueueErrorKind, metrics};
 
 /// Bytes that one queue may have sent and not seen stored.
 const OUTSTANDING_BYTES: usize = 8 << 20;
@@ -25,6 +26,8 @@ const BLOCK: usize = 1024;
 #[derive(Clone)]
 pub(super) struct Publisher {
     broker: Broker,
+    /// The stage that publishes, as metrics name it.
+    stage: &'static str,
     outstanding: Arc<Semaphore>,
 }
 
@@ -69,11 +72,12 @@ impl Refusal {
 }
 
 impl Publisher {
-    pub(super) fn new(broker: Broker) -> Self {
+    pub(super) fn new(broker: Broker, stage: &'static str) -> Self {
         // A message takes at least its share of the blocks, which bounds the messages as well.
         let outstanding = Arc::new(Semaphore::new(OUTSTANDING_BYTES / BLOCK));
         Self {
             broker,
+            stage,
             outstanding,
         }
     }
@@ -119,7 +123,9 @@ impl Publisher {
                         ..
                     }) => match refusal.verdict() {
                         Verdict::Full => {
+                            let start = Instant::now();
                             full.wait().await;
+                            metrics::waited_for_room(self.stage, start.elapsed());
                             continue;
                         }
                         Verdict::Unwell => refusal.description,

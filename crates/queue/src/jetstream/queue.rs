@@ -2,9 +2,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use async_nats::HeaderMap;
 use async_nats::jetstream;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -18,6 +17,7 @@ use super::handle::{JetStreamHandle, Word};
 use super::lease::Keeper;
 use super::publish::Publisher;
 use super::{Broker, StreamName};
+use crate::origin::{self, Origin};
 use crate::{Delivery, Published, Queue, QueueError, QueueErrorKind, QueueStats};
 
 /// Says a message's subject.
@@ -113,10 +113,11 @@ impl<T: Message> JetStreamQueue<T> {
             }
             None => (None, None),
         };
+        let publisher = Publisher::new(broker.clone(), spec.stream.publisher());
         let shared = Arc::new(Shared {
             broker: broker.clone(),
             spec,
-            publisher: Publisher::new(broker.clone()),
+            publisher,
             keeper,
             dead_letters: AtomicU64::new(0),
         });
@@ -146,10 +147,11 @@ impl<T: Message> JetStreamQueue<T> {
             message,
             context: self.shared.broker.context().clone(),
         };
-        let (attempt, sequence) = match message.info() {
+        let (attempt, sequence, stored) = match message.info() {
             Ok(info) => (
                 u32::try_from(info.delivered).unwrap_or(u32::MAX),
                 info.stream_sequence,
+                SystemTime::from(info.published),
             ),
             Err(error) => {
                 warn!(%reply, %error, "dropped a message that no consumer sent");
@@ -171,7 +173,8 @@ impl<T: Message> JetStreamQueue<T> {
                     message: Arc::clone(&decoded),
                     word,
                 };
-                Some(Delivery::new(decoded, attempt, Box::new(handle)))
+                let origin = Origin::of(message.headers.as_ref(), Some(stored));
+                Some(Delivery::new(decoded, attempt, origin, Box::new(handle)))
             }
             Err(error) => {
                 self.malformed(word, message.payload.clone(), &error);
@@ -206,12 +209,9 @@ impl<T: Message> Queue<T> for JetStreamQueue<T> {
         let subject = (self.shared.spec.subject)(&message);
         let payload = Bytes::from(message.encode());
         drop(message);
-        // Trace context will travel in these headers.
-        let headers = HeaderMap::new();
-        let published = self
-            .shared
-            .publisher
-            .publish(&subject, id, payload, headers);
+        let headers = origin::trace_headers();
+        let publisher = &self.shared.publisher;
+        let published = publisher.publish(&subject, id, payload, headers);
         published.await
     }
 

@@ -44,6 +44,17 @@ impl StreamName {
         }
     }
 
+    /// The stage that publishes into it, as metrics name it.
+    pub(super) fn publisher(self) -> &'static str {
+        match self {
+            Self::Jobs => "submit",
+            Self::Tasks => "ingest",
+            Self::Tensors => "preprocess",
+            Self::Results => "infer",
+            Self::Dead => "dead",
+        }
+    }
+
     pub(super) fn on_server(self, prefix: &str) -> String {
         format!("{prefix}_{}", self.as_str()).to_ascii_uppercase()
     }

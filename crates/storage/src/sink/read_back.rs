@@ -7,9 +7,12 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float32Type, Float64Type, Int32Type, Int64Type};
+use arrow_array::types::{
+    Float32Type, Float64Type, Int32Type, Int64Type, TimestampMicrosecondType,
+};
 use arrow_array::{Array, RecordBatch};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, TimeUnit};
+use jiff::Timestamp;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
@@ -40,6 +43,8 @@ pub struct ResultRow {
     pub label: Option<String>,
     /// Its score; NaN also where JSON could not write what it was.
     pub score: Option<f32>,
+    /// When the row was finished, in microseconds since the Unix epoch, UTC.
+    pub finished_at: Option<i64>,
     /// The best classes, highest score first.
     pub top: Vec<TopLabel>,
     /// Pass-through columns as text, without nulls.
@@ -239,6 +244,7 @@ fn row(mut fields: Map<String, Value>) -> Option<ResultRow> {
         score: fields
             .get("label")
             .and_then(|label| label.as_str().map(|_| score(fields.get("score")))),
+        finished_at: fields.get("finished_at").and_then(microseconds),
         top,
         columns: fields
             .into_iter()
@@ -251,6 +257,14 @@ fn row(mut fields: Map<String, Value>) -> Option<ResultRow> {
             })
             .collect(),
     })
+}
+
+/// A time, as a number or in words.
+fn microseconds(value: &Value) -> Option<i64> {
+    let words = |text: &str| text.parse::<Timestamp>().ok();
+    value
+        .as_i64()
+        .or_else(|| Some(words(value.as_str()?)?.as_microsecond()))
 }
 
 /// A row with a label has a score. JSON writes NaN as null.
@@ -305,6 +319,10 @@ fn cell(column: &dyn Array, row: usize) -> Value {
         DataType::Int64 => column.as_primitive::<Int64Type>().value(row).into(),
         DataType::Float32 => column.as_primitive::<Float32Type>().value(row).into(),
         DataType::Float64 => column.as_primitive::<Float64Type>().value(row).into(),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => {
+            let times = column.as_primitive::<TimestampMicrosecondType>();
+            times.value(row).into()
+        }
         DataType::Boolean => column.as_boolean().value(row).into(),
         DataType::Struct(fields) => {
             let columns = column.as_struct().columns();

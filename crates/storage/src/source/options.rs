@@ -28,9 +28,10 @@ pub struct SourceOptions {
     pub s3: S3Config,
 }
 
-/// Suffixes of the formats that are read.
-const SUFFIXES: [&str; 10] = [
-    "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff",
+/// Suffixes of images. One of a kind that a build does not read gets a failed row that says so.
+const SUFFIXES: [&str; 14] = [
+    "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "jxl", "heic",
+    "heif", "avif",
 ];
 
 /// Names of columns that hold uris, the likeliest first.

@@ -10,6 +10,7 @@ use trommel_types::JobRequest;
 
 use crate::WorkerError;
 use crate::distributed::control::{JobId, ModelReply, SubmitReply};
+use crate::distributed::presence::Presence;
 use crate::distributed::registry::json;
 use crate::distributed::status::JobStatus;
 use crate::distributed::why::JobReasons;
@@ -80,6 +81,14 @@ impl Client {
         let id = id.to_owned();
         let JobId { .. } = self.ask("cancel", json(&JobId { id })).await?;
         Ok(())
+    }
+
+    /// The workers that are alive, with what they have done.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub async fn workers(&self) -> Result<Vec<Presence>, WorkerError> {
+        self.ask("workers", Bytes::new()).await
     }
 
     /// The models that jobs may name.

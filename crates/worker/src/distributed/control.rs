@@ -14,13 +14,16 @@ use trommel_types::{JobRequest, Message};
 
 use crate::WorkerError;
 use crate::distributed::names::Subjects;
+use crate::distributed::presence::Presence;
 use crate::distributed::record::JobState;
 use crate::distributed::registry::{Registry, Submitted, json};
 use crate::distributed::repository::Repository;
 use crate::distributed::{events, status, why};
 
 /// Names of the endpoints, below `<prefix>.api`.
-const ENDPOINTS: [&str; 6] = ["submit", "status", "why", "list", "cancel", "models"];
+const ENDPOINTS: [&str; 7] = [
+    "submit", "status", "why", "list", "cancel", "models", "workers",
+];
 
 /// What the API works with.
 pub(crate) struct Context {
@@ -168,6 +171,7 @@ async fn answer(ctx: &Context, endpoint: &str, body: &[u8]) -> Result<bytes::Byt
             events::ended(&ctx.broker, &ctx.subjects, &job).await;
             Ok(json(&JobId { id }))
         }
+        "workers" => Ok(json(&Presence::alive(&ctx.registry).await?)),
         _ => Ok(json(&models(ctx).await?)),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
@@ -13,6 +13,7 @@ use trommel_infer::{Engine, Runtime};
 use trommel_queue::Broker;
 
 use crate::distributed::names::Subjects;
+use crate::distributed::presence::StageWork;
 use crate::distributed::queues;
 use crate::distributed::record::JobModel;
 use crate::distributed::registry::LiveJobs;
@@ -21,7 +22,7 @@ use crate::infer::{self, Engines};
 use crate::intake::Intake;
 use crate::job::{Jobs, ModelId};
 use crate::settle::Settler;
-use crate::{InferConfig, WorkerConfig, WorkerError};
+use crate::{InferConfig, Readiness, Role, WorkerConfig, WorkerError, metrics};
 
 /// Longest time between two looks at the jobs.
 const TICK: Duration = Duration::from_secs(1);
@@ -31,17 +32,59 @@ pub(crate) struct ModelEngines {
     repository: Arc<Repository>,
     runtime: Runtime,
     config: InferConfig,
+    readiness: Readiness,
     engines: Mutex<HashMap<ModelId, Arc<OnceCell<Arc<Engine>>>>>,
 }
 
 impl ModelEngines {
-    pub(crate) fn new(repository: Arc<Repository>, runtime: Runtime, config: InferConfig) -> Self {
+    pub(crate) fn new(
+        repository: Arc<Repository>,
+        runtime: Runtime,
+        config: InferConfig,
+        readiness: Readiness,
+    ) -> Self {
         Self {
             repository,
             runtime,
             config,
+            readiness,
             engines: Mutex::default(),
         }
+    }
+
+    /// What all engines have done.
+    pub(crate) fn work(&self) -> StageWork {
+        let engines = self.lock();
+        let stats = engines
+            .values()
+            .filter_map(|engine| Some(engine.get()?.stats()));
+        let mut work = StageWork {
+            role: Role::Infer,
+            threads: self.config.instances(),
+            images: 0,
+            busy_seconds: 0.0,
+        };
+        for stats in stats {
+            work.images += stats.images;
+            work.busy_seconds += stats.compute.as_secs_f64();
+        }
+        work
+    }
+
+    /// Loads the models that the configuration names.
+    ///
+    /// # Errors
+    /// When one is not there or cannot be run.
+    pub(crate) async fn preload(&self) -> Result<(), WorkerError> {
+        for name in &self.config.preload {
+            let (repository, name) = (Arc::clone(&self.repository), name.clone());
+            let known = tokio::task::spawn_blocking(move || repository.model(&name));
+            let known = known.await.map_err(|_| WorkerError::Panicked {
+                what: "looking for a model",
+            })??;
+            self.engine(&known.id).await?;
+        }
+        Ok(())
     }
 
     /// Drops engines that no running job needs, until no more than `max_models` are left.
@@ -100,6 +143,7 @@ impl Engines for ModelEngines {
     async fn engine(&self, model: &ModelId) -> Result<Arc<Engine>, WorkerError> {
         let cell = Arc::clone(self.lock().entry(model.clone()).or_default());
         let start = || async {
+            let _loading = self.readiness.loading();
             let (repository, runtime) = (Arc::clone(&self.repository), self.runtime.clone());
             let (model, config) = (model.clone(), self.config.clone());
             let started = tokio::task::spawn_blocking(move || {
@@ -107,7 +151,9 @@ impl Engines for ModelEngines {
                     name: model.name.to_string(),
                     version: model.version.to_string(),
                 };
+                let start = Instant::now();
                 let engine = repository.start(&wanted, &runtime, &config)?;
+                metrics::loaded(&model.name, start.elapsed());
                 tracing::info!(model = %model.name, version = %model.version, "loaded");
                 Ok::<_, WorkerError>(Arc::new(engine))
             });
@@ -180,9 +226,10 @@ async fn serve(ctx: &Context, model: &ModelId, stop: CancellationToken) -> Resul
     let tensors = queues::tensors_of(broker, subjects, config, &model.name).await?;
     let engine = ctx.engines.engine(model).await?;
     let in_hand = config.infer.tensors_in_hand(engine.stats().max_batch);
+    metrics::threads(Role::Infer.as_str(), config.infer.instances());
     drop(engine);
     let context = infer::Context {
-        intake: Intake::new(tensors, in_hand),
+        intake: Intake::new(Role::Infer, tensors, in_hand),
         engines: Arc::clone(&ctx.engines) as Arc<dyn Engines>,
         jobs: Arc::clone(&ctx.jobs),
         settler: ctx.settler.clone(),

@@ -14,6 +14,7 @@ use trommel_types::{Column, Content, ImageRef, InlineImage, JobRequest};
 
 use crate::distributed::feed;
 use crate::distributed::names::{Subjects, key};
+use crate::distributed::queues;
 use crate::distributed::record::{Counted, Job, JobModel, JobState, Listing};
 use crate::distributed::registry::{LiveJobs, Registry, Submitted};
 use crate::distributed::repository::Repository;
@@ -23,7 +24,7 @@ use crate::fatal::Fatal;
 use crate::ingest;
 use crate::intake::Intake;
 use crate::settle::now;
-use crate::{Progress, WorkerConfig, WorkerError};
+use crate::{Progress, Role, WorkerConfig, WorkerError, metrics};
 
 /// Longest time between two notes of the place in the broker.
 const NOTE_EVERY: Duration = Duration::from_millis(500);
@@ -108,6 +109,7 @@ async fn work_on(
         }
     };
     drop(kept_alive);
+    metrics::settled(Role::Ingest.as_str(), &disposition);
     if let Err(error) = delivery.settle(disposition).await {
         tracing::warn!(job = request.id, %error, "another ingest has the job now");
     }
@@ -276,6 +278,8 @@ async fn list(
         known.counted = Some(count(source.as_ref()).await?);
         ctx.registry.put(&key::listing(id), &known).await?;
     }
+    let models: Vec<_> = job.models.iter().map(|model| model.name.clone()).collect();
+    queues::ensure_consumers(&ctx.broker, &ctx.subjects, &ctx.config, &models).await?;
     let stop = shutdown.child_token();
     let progress = Arc::new(Progress::default());
     let listing = Arc::new(ingest::Context {

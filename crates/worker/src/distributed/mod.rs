@@ -26,8 +26,10 @@ mod worker;
 
 pub use client::Client;
 pub use control::{JobId, ModelReply, SubmitReply};
+pub use presence::{Presence, StageWork};
 pub use record::{Counted, Job, JobModel, JobState, Listing};
 pub use registry::{Registry, Submitted};
+pub(crate) use repository::Repository;
 pub use status::{JobStatus, ModelStatus, StageStatus};
 pub use why::{JobReasons, OldImage, Said, StageReasons};
 pub use worker::{HopKind, Role, Worker, WorkerOptions};

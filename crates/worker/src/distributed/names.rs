@@ -47,6 +47,16 @@ impl Subjects {
     }
 }
 
+/// The durable consumer of tasks in a lane.
+pub(crate) fn tasks_consumer(lane: Lane) -> String {
+    format!("preprocess-{lane}")
+}
+
+/// The durable consumer of a model's tensors in a lane.
+pub(crate) fn tensors_consumer(model: &str, lane: Lane) -> String {
+    format!("infer-{}-{lane}", subject_token(model))
+}
+
 /// The durable consumer of what a job's sink takes for one model.
 pub(crate) fn results_consumer(job: &str, model: &str) -> String {
     format!("sink-{}-{}", subject_token(job), subject_token(model))

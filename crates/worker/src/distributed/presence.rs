@@ -14,19 +14,37 @@ use crate::distributed::worker::Role;
 use crate::settle::now;
 
 /// Time between two signs of life.
-const BEAT: Duration = Duration::from_secs(5);
+const BEAT: Duration = Duration::from_secs(2);
 /// A worker that gave none for this long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
 /// A worker as the others see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Presence {
-    id: String,
-    roles: Vec<Role>,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Presence {
+    /// Names the process.
+    pub id: String,
+    /// What it does.
+    pub roles: Vec<Role>,
     /// Versions of the models in its repository, by name.
-    models: BTreeMap<String, String>,
+    pub models: BTreeMap<String, String>,
     /// When it was last alive, in microseconds since the Unix epoch, UTC.
-    seen_at: i64,
+    pub seen_at: i64,
+    /// What it has done since its start, by role.
+    #[serde(default)]
+    pub work: Vec<StageWork>,
+}
+
+/// What a process has done in a role since its start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageWork {
+    /// The role.
+    pub role: Role,
+    /// Threads that work at it.
+    pub threads: usize,
+    /// Images that it is done with.
+    pub images: u64,
+    /// Seconds that its threads worked at them, summed.
+    pub busy_seconds: f64,
 }
 
 impl Presence {
@@ -51,6 +69,7 @@ impl Presence {
             roles: roles.to_vec(),
             models,
             seen_at: now(),
+            work: Vec::new(),
         };
         for key in registry.kv().keys(key::WORKERS).await? {
             let Some((other, _)) = registry.read::<Self>(&key).await? else {
@@ -109,6 +128,7 @@ impl Presence {
 pub(crate) async fn keep(
     registry: Registry,
     presence: Presence,
+    work: impl Fn() -> Vec<StageWork>,
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
     let key = key::worker(&presence.id);
@@ -119,6 +139,7 @@ pub(crate) async fn keep(
     {
         let alive = Presence {
             seen_at: now(),
+            work: work(),
             ..presence.clone()
         };
         // The others count it as dead meanwhile, which only concerns versions of models.

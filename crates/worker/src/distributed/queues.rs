@@ -8,7 +8,7 @@ use trommel_types::{Classification, ImageRef, JobRequest, Lane, Message, Prepare
 
 use crate::WorkerConfig;
 use crate::distributed::lanes::Lanes;
-use crate::distributed::names::{Subjects, results_consumer};
+use crate::distributed::names::{Subjects, results_consumer, tasks_consumer, tensors_consumer};
 
 /// Deliveries of one consumer that may be unsettled at once, over all workers.
 const MAX_ACK_PENDING: NonZeroU32 = NonZeroU32::new(20_000).expect("20,000 is not 0");
@@ -36,13 +36,10 @@ pub(crate) async fn jobs(
         QueueSpec {
             stream: StreamName::Jobs,
             subject: Arc::new(move |job: &JobRequest| publish.jobs(job.lane)),
-            consumer: consumer(
-                ends,
-                format!("ingest-{lane}"),
-                subjects.jobs(lane),
-                config,
-                true,
-            ),
+            consumer: (ends == Ends::Both).then(|| {
+                let name = format!("ingest-{lane}");
+                consumer(name, subjects.jobs(lane), config, true)
+            }),
             dead_subject: Arc::new(move |job: &JobRequest| dead.dead("ingest", &job.id)),
             on_malformed: None,
         }
@@ -62,13 +59,7 @@ pub(crate) async fn tasks(
         QueueSpec {
             stream: StreamName::Tasks,
             subject: Arc::new(move |image: &ImageRef| publish.tasks(image.lane)),
-            consumer: consumer(
-                ends,
-                format!("preprocess-{lane}"),
-                subjects.tasks(lane),
-                config,
-                false,
-            ),
+            consumer: (ends == Ends::Both).then(|| task_consumer(subjects, config, lane)),
             dead_subject: Arc::new(move |image: &ImageRef| dead.dead("preprocess", &image.job)),
             on_malformed: None,
         }
@@ -83,18 +74,46 @@ pub(crate) async fn tensors_of(
     config: &WorkerConfig,
     model: &str,
 ) -> Result<Arc<dyn Queue<PreparedImage>>, QueueError> {
-    let token = trommel_queue::subject_token(model);
     let lane = |lane| QueueSpec {
-        consumer: consumer(
-            Ends::Both,
-            format!("infer-{token}-{lane}"),
-            subjects.tensors(model, lane),
-            config,
-            false,
-        ),
+        consumer: Some(tensor_consumer(subjects, config, model, lane)),
         ..tensor_spec(subjects)
     };
     lanes(broker, lane, |tensor| tensor.image.lane).await
+}
+
+/// Creates the consumers of tasks, and of the tensors of these models, before anybody takes by them, so
+/// that workers can be scaled from none by their backlog.
+pub(crate) async fn ensure_consumers(
+    broker: &Broker,
+    subjects: &Subjects,
+    config: &WorkerConfig,
+    models: &[String],
+) -> Result<(), QueueError> {
+    for lane in Lane::ALL {
+        let tasks = task_consumer(subjects, config, lane);
+        broker.ensure_consumer(StreamName::Tasks, &tasks).await?;
+        for model in models {
+            let tensors = tensor_consumer(subjects, config, model, lane);
+            broker
+                .ensure_consumer(StreamName::Tensors, &tensors)
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+fn task_consumer(subjects: &Subjects, config: &WorkerConfig, lane: Lane) -> ConsumerSpec {
+    consumer(tasks_consumer(lane), subjects.tasks(lane), config, false)
+}
+
+fn tensor_consumer(
+    subjects: &Subjects,
+    config: &WorkerConfig,
+    model: &str,
+    lane: Lane,
+) -> ConsumerSpec {
+    let name = tensors_consumer(model, lane);
+    consumer(name, subjects.tensors(model, lane), config, false)
 }
 
 /// Tensors of all models, to be published only.
@@ -127,19 +146,13 @@ pub(crate) async fn results_of(
     model: &str,
 ) -> Result<Arc<dyn Queue<Classification>>, QueueError> {
     let mut spec = result_spec(subjects);
-    spec.consumer = consumer(
-        Ends::Both,
-        results_consumer(job, model),
-        subjects.results(job, model),
-        config,
-        true,
-    );
+    let name = results_consumer(job, model);
+    let mut consumer = consumer(name, subjects.results(job, model), config, true);
     // The sink holds a whole part before it settles any of it.
-    if let Some(consumer) = &mut spec.consumer {
-        let part = u32::try_from(2 * config.sink.part_rows.get()).unwrap_or(u32::MAX);
-        consumer.max_ack_pending = consumer.max_ack_pending.saturating_add(part);
-        consumer.prefetch = 256;
-    }
+    let part = u32::try_from(2 * config.sink.part_rows.get()).unwrap_or(u32::MAX);
+    consumer.max_ack_pending = consumer.max_ack_pending.saturating_add(part);
+    consumer.prefetch = 256;
+    spec.consumer = Some(consumer);
     Ok(Arc::new(broker.queue(spec).await?))
 }
 
@@ -163,20 +176,19 @@ fn result_spec(subjects: &Subjects) -> QueueSpec<Classification> {
 }
 
 fn consumer(
-    ends: Ends,
     durable: String,
     filter_subject: String,
     config: &WorkerConfig,
     confirm_acks: bool,
-) -> Option<ConsumerSpec> {
-    (ends == Ends::Both).then_some(ConsumerSpec {
+) -> ConsumerSpec {
+    ConsumerSpec {
         durable,
         filter_subject,
         ack_wait: config.broker.ack_wait,
         max_ack_pending: MAX_ACK_PENDING,
         prefetch: PREFETCH,
         confirm_acks,
-    })
+    }
 }
 
 async fn lanes<T: Message>(

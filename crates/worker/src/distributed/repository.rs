@@ -74,6 +74,11 @@ impl Repository {
         })
     }
 
+    /// Whether the models on this machine can be read.
+    pub(crate) fn is_reachable(&self) -> bool {
+        self.root.read_dir().is_ok()
+    }
+
     /// Names of all models, without versions. Blocking.
     pub(crate) fn names(&self) -> Vec<String> {
         match self.mirror.as_ref().map(Mirror::folders) {

@@ -8,7 +8,7 @@ use trommel_storage::FailureSummary;
 use trommel_types::Lane;
 
 use crate::WorkerError;
-use crate::distributed::names::results_consumer;
+use crate::distributed::names::{results_consumer, tasks_consumer, tensors_consumer};
 use crate::distributed::record::{Counted, Job, JobState};
 use crate::distributed::registry::Registry;
 
@@ -149,7 +149,7 @@ async fn stages(broker: &Broker, job: &Job) -> Result<Vec<StageStatus>, WorkerEr
             broker,
             "preprocess",
             StreamName::Tasks,
-            &[format!("preprocess-{lane}")],
+            &[tasks_consumer(lane)],
             true,
         )
         .await?,
@@ -157,8 +157,7 @@ async fn stages(broker: &Broker, job: &Job) -> Result<Vec<StageStatus>, WorkerEr
     let consumers = |name: &dyn Fn(&str) -> String| -> Vec<String> {
         job.models.iter().map(|model| name(&model.name)).collect()
     };
-    let tensors =
-        consumers(&|model| format!("infer-{}-{lane}", trommel_queue::subject_token(model)));
+    let tensors = consumers(&|model| tensors_consumer(model, lane));
     stages.push(stage(broker, "infer", StreamName::Tensors, &tensors, true).await?);
     let results = consumers(&|model| results_consumer(&job.request.id, model));
     stages.push(stage(broker, "sink", StreamName::Results, &results, false).await?);

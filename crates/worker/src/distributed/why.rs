@@ -3,11 +3,13 @@
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use trommel_queue::{Broker, ConsumerStats, StreamName, subject_token};
+use trommel_queue::{Broker, ConsumerStats, StreamName};
 use trommel_types::{Classification, ImageRef, Message, PreparedImage};
 
 use crate::WorkerError;
-use crate::distributed::names::{Subjects, key, results_consumer};
+use crate::distributed::names::{
+    Subjects, key, results_consumer, tasks_consumer, tensors_consumer,
+};
 use crate::distributed::presence::Presence;
 use crate::distributed::record::{Job, JobState};
 use crate::distributed::registry::Registry;
@@ -204,7 +206,7 @@ async fn stages(
     let tasks = look
         .stage::<ImageRef>(
             StreamName::Tasks,
-            vec![(format!("preprocess-{lane}"), subjects.tasks(lane))],
+            vec![(tasks_consumer(lane), subjects.tasks(lane))],
             LOOKED_AT,
             |task| task,
         )
@@ -213,7 +215,7 @@ async fn stages(
         job.models.iter().map(|model| each(&model.name)).collect()
     };
     let tensors = of_models(&|model| {
-        let consumer = format!("infer-{}-{lane}", subject_token(model));
+        let consumer = tensors_consumer(model, lane);
         (consumer, subjects.tensors(model, lane))
     });
     let tensors = look

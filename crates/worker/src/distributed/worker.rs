@@ -16,7 +16,7 @@ use trommel_storage::{SourceOptions, fetcher};
 use crate::distributed::infer_models::{self, ModelEngines};
 use crate::distributed::names::Subjects;
 use crate::distributed::planned_jobs::PlannedJobs;
-use crate::distributed::presence::{self, Presence};
+use crate::distributed::presence::{self, Presence, StageWork};
 use crate::distributed::queues::{self, Ends};
 use crate::distributed::registry::{LiveJobs, Registry};
 use crate::distributed::repository::Repository;
@@ -26,7 +26,7 @@ use crate::infer::Engines;
 use crate::intake::Intake;
 use crate::job::Jobs;
 use crate::settle::Settler;
-use crate::{Progress, WorkerConfig, WorkerError, preprocess};
+use crate::{Progress, Readiness, WorkerConfig, WorkerError, metrics, preprocess};
 
 /// Longest wait for the broker at the end.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -98,6 +98,7 @@ pub struct Worker {
     repository: Arc<Repository>,
     runtime: Option<Runtime>,
     presence: Presence,
+    readiness: Readiness,
 }
 
 impl Worker {
@@ -143,6 +144,8 @@ impl Worker {
             }
         }
         let presence = Presence::announce(&registry, &options.roles, &repository).await?;
+        let readiness = Readiness::default();
+        readiness.needs(broker.clone(), Arc::clone(&repository));
         Ok(Self {
             hop: options.tensor_hop,
             subjects: Subjects::new(&config.broker.prefix),
@@ -154,7 +157,13 @@ impl Worker {
             repository,
             runtime,
             presence,
+            readiness,
         })
+    }
+
+    /// Whether it is at work, for those who ask from outside.
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// Works until `stop` fires, then finishes what is in hand within `shutdown.drain-timeout` and
@@ -169,19 +178,23 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         let mut roles = JoinSet::new();
         let halt = stop.child_token();
-        self.spawn(&mut roles, &halt).await?;
+        let engines = self.spawn(&mut roles, &halt).await?;
+        let (held, config) = (self.roles.clone(), self.config.clone());
         roles.spawn(presence::keep(
             self.registry.clone(),
             self.presence.clone(),
+            move || work(&held, &config, engines.as_deref()),
             halt.clone(),
         ));
         self.broker.flush().await?; // the server knows of all consumers and endpoints
+        self.readiness.begin();
         ready();
         let first = tokio::select! {
             () = halt.cancelled() => Ok(()),
             ended = next(&mut roles) => ended,
         };
         halt.cancel();
+        self.readiness.stop();
         let drain_timeout = self.config.shutdown.drain_timeout;
         let drained = timeout(drain_timeout, async {
             let mut drained = Ok(());
@@ -204,7 +217,7 @@ impl Worker {
         &self,
         roles: &mut JoinSet<Result<(), WorkerError>>,
         halt: &CancellationToken,
-    ) -> Result<(), WorkerError> {
+    ) -> Result<Option<Arc<ModelEngines>>, WorkerError> {
         let results = queues::results(&self.broker, &self.subjects).await?;
         let (said, heard) = mpsc::channel(64);
         let settler = Settler {
@@ -222,9 +235,16 @@ impl Worker {
         });
         let engines = self.runtime.clone().map(|runtime| {
             let (repository, config) = (Arc::clone(&self.repository), self.config.infer.clone());
-            Arc::new(ModelEngines::new(repository, runtime, config))
+            let readiness = self.readiness.clone();
+            Arc::new(ModelEngines::new(repository, runtime, config, readiness))
         });
+        if let Some(engines) = &engines {
+            // A stop does not wait for a model.
+            let loaded = halt.run_until_cancelled(engines.preload());
+            loaded.await.unwrap_or(Ok(()))?;
+        }
         for role in &self.roles {
+            metrics::begin(*role);
             match (role, &engines) {
                 (Role::Ingest, _) => self.spawn_ingest(roles, halt).await?,
                 (Role::Preprocess, _) => {
@@ -259,7 +279,7 @@ impl Worker {
                 }
             }
         }
-        Ok(())
+        Ok(engines)
     }
 
     async fn spawn_ingest(
@@ -268,9 +288,15 @@ impl Worker {
         halt: &CancellationToken,
     ) -> Result<(), WorkerError> {
         let (broker, subjects, config) = (&self.broker, &self.subjects, &self.config);
+        let models = self.repository.names_here();
+        queues::ensure_consumers(broker, subjects, config, &models).await?;
         let jobs = queues::jobs(broker, subjects, config, Ends::Both).await?;
         let context = ingest_jobs::Context {
-            intake: Intake::new(Arc::clone(&jobs), config.ingest.max_jobs.get()),
+            intake: Intake::new(
+                Role::Ingest,
+                Arc::clone(&jobs),
+                config.ingest.max_jobs.get(),
+            ),
             tasks: queues::tasks(broker, subjects, config, Ends::Publish).await?,
             registry: self.registry.clone(),
             jobs: Arc::clone(&self.live),
@@ -328,7 +354,7 @@ impl Worker {
             ..SourceOptions::default()
         };
         Ok(preprocess::Context {
-            intake: Intake::new(tasks, in_flight),
+            intake: Intake::new(Role::Preprocess, tasks, in_flight),
             jobs,
             source: fetcher(&source),
             pool: preprocess::PreparePool::start(config)?,
@@ -337,6 +363,26 @@ impl Worker {
             settler,
         })
     }
+}
+
+/// What this process has done in each of its roles.
+fn work(roles: &[Role], config: &WorkerConfig, engines: Option<&ModelEngines>) -> Vec<StageWork> {
+    let of = |role: &Role| {
+        if let (Role::Infer, Some(engines)) = (role, engines) {
+            return engines.work();
+        }
+        let (images, busy) = metrics::done(*role);
+        StageWork {
+            role: *role,
+            threads: match role {
+                Role::Preprocess => config.preprocess.threads(),
+                _ => 1,
+            },
+            images,
+            busy_seconds: busy.as_secs_f64(),
+        }
+    };
+    roles.iter().map(of).collect()
 }
 
 /// The end of the next role; pending while there is none.

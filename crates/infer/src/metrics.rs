@@ -1,0 +1,91 @@
+//! The metrics of engines and devices; `docs/metrics.md` lists them.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use metrics::{Histogram, Unit, describe_gauge, describe_histogram, gauge, histogram};
+use nvml_wrapper::Nvml;
+
+const BATCH_SIZE: &str = "trommel_batch_size";
+const BATCH_FILL: &str = "trommel_batch_fill";
+const INFER: &str = "trommel_infer_seconds";
+const GAP: &str = "trommel_batch_gap_seconds";
+const GPU_MEMORY: &str = "trommel_gpu_memory_used_bytes";
+const GPU_UTILISATION: &str = "trommel_gpu_utilisation_ratio";
+
+/// Describes the metrics of this crate to the recorder that is installed.
+pub fn describe_metrics() {
+    describe_histogram!(BATCH_SIZE, "Images in a batch");
+    describe_histogram!(BATCH_FILL, "Images in a batch, as a share of a full one");
+    describe_histogram!(
+        INFER,
+        Unit::Seconds,
+        "Running a batch, from normalisation to scores"
+    );
+    describe_histogram!(
+        GAP,
+        Unit::Seconds,
+        "Time between two batches of an instance although the next one was waiting"
+    );
+    describe_gauge!(
+        GPU_MEMORY,
+        Unit::Bytes,
+        "Memory of an NVIDIA GPU that is in use, by all processes"
+    );
+    describe_gauge!(
+        GPU_UTILISATION,
+        "Share of time in which an NVIDIA GPU ran a kernel, as its driver tells it"
+    );
+}
+
+/// What one instance measures.
+pub(crate) struct InstanceMetrics {
+    size: Histogram,
+    fill: Histogram,
+    infer: Histogram,
+    gap: Histogram,
+}
+
+impl InstanceMetrics {
+    pub(crate) fn of(model: &str) -> Self {
+        let of = |name: &'static str| histogram!(name, "model" => model.to_owned());
+        Self {
+            size: of(BATCH_SIZE),
+            fill: of(BATCH_FILL),
+            infer: of(INFER),
+            gap: of(GAP),
+        }
+    }
+
+    /// `places` is what a full batch would hold.
+    pub(crate) fn batch(&self, images: usize, places: usize, took: Duration) {
+        self.size.record(images as f64);
+        self.fill.record(images as f64 / places as f64);
+        self.infer.record(took);
+    }
+
+    pub(crate) fn gap(&self, took: Duration) {
+        self.gap.record(took);
+    }
+}
+
+/// Measures the NVIDIA GPUs of this machine once, where their driver's management library is there
+/// (NVML); elsewhere there is nothing to measure.
+pub fn measure_devices() {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    let Some(nvml) = NVML.get_or_init(|| Nvml::init().ok()) else {
+        return;
+    };
+    for number in 0..nvml.device_count().unwrap_or(0) {
+        let Ok(device) = nvml.device_by_index(number) else {
+            continue;
+        };
+        let label = format!("cuda:{number}");
+        if let Ok(memory) = device.memory_info() {
+            gauge!(GPU_MEMORY, "device" => label.clone()).set(memory.used as f64);
+        }
+        if let Ok(rates) = device.utilization_rates() {
+            gauge!(GPU_UTILISATION, "device" => label).set(f64::from(rates.gpu) / 100.0);
+        }
+    }
+}

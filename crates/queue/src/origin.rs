@@ -1,0 +1,74 @@
+use std::time::{Duration, SystemTime};
+
+use async_nats::HeaderMap;
+use opentelemetry::propagation::{Extractor, Injector};
+use opentelemetry::{Context, global};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// Where a delivery comes from: the trace that its message belongs to, and when it was stored.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    trace: Context,
+    stored: Option<SystemTime>,
+}
+
+impl Origin {
+    /// That of a message which the current span stores now, for a queue in the same process.
+    pub(crate) fn here() -> Self {
+        Self {
+            trace: Span::current().context(),
+            stored: Some(SystemTime::now()),
+        }
+    }
+
+    /// That of a message whose headers carry its trace.
+    pub(crate) fn of(headers: Option<&HeaderMap>, stored: Option<SystemTime>) -> Self {
+        let trace = headers.map_or_else(Context::new, |headers| {
+            global::get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)))
+        });
+        Self { trace, stored }
+    }
+
+    /// The trace, to be made the parent of the span of the work.
+    pub fn trace(&self) -> &Context {
+        &self.trace
+    }
+
+    /// How long the message has been stored, by this machine's clock and, from a broker, the
+    /// broker's: clocks that differ show here.
+    pub fn waited(&self) -> Option<Duration> {
+        self.stored
+            .map(|stored| stored.elapsed().unwrap_or_default())
+    }
+}
+
+/// Headers with the current span's trace in them, as W3C `traceparent` and `tracestate`.
+pub(crate) fn trace_headers() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let trace = Span::current().context();
+    global::get_text_map_propagator(|propagator| {
+        propagator.inject_context(&trace, &mut HeadersMut(&mut headers));
+    });
+    headers
+}
+
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(|value| value.as_str())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| name.as_ref()).collect()
+    }
+}
+
+struct HeadersMut<'a>(&'a mut HeaderMap);
+
+impl Injector for HeadersMut<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        self.0.insert(key, value);
+    }
+}
