@@ -49,6 +49,15 @@ local_bases() {
         cp -L "$(PATH=$PWD/.tools/bin:$PATH command -v nats-server)" "$work/nats/usr/bin/nats-server"
         image nats:2.14-alpine "$work/nats" 'ENTRYPOINT ["/usr/bin/nats-server"]'
     }
+    docker image inspect amazon/aws-cli:2.31.0 >/dev/null 2>&1 || {
+        debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip bookworm "$work/aws" >/dev/null
+        cp /etc/ssl/certs/ca-certificates.crt "$work/aws/etc/ssl/certs/"
+        python3 -m pip download --quiet --disable-pip-version-check --python-version 3.11 --only-binary=:all: \
+            --dest "$work/aws/wheels" awscli
+        chroot "$work/aws" python3 -m pip install --quiet --break-system-packages --no-index --find-links /wheels awscli
+        rm -r "$work/aws/wheels"
+        image amazon/aws-cli:2.31.0 "$work/aws" 'ENTRYPOINT ["/usr/local/bin/aws"]'
+    }
     docker image inspect rust:1.95-bookworm >/dev/null 2>&1 || {
         debootstrap --variant=minbase --include=ca-certificates,gcc,g++,libc6-dev,make,cmake,nasm,python3,python3-pip,python3-venv \
             bookworm "$work/rust" >/dev/null

@@ -1,5 +1,5 @@
 # A small S3 store for the compose file: s3s-fs, which keeps objects as files of a folder, with the
-# shipped digits in the bucket `photos`. For trying out; a real installation has a store of its own.
+# buckets `photos` and `results`. For trying out; a real installation has a store of its own.
 
 ARG BUILDER=rust:1.95-bookworm
 ARG BASE=gcr.io/distroless/cc-debian12:nonroot
@@ -7,7 +7,6 @@ ARG BASE=gcr.io/distroless/cc-debian12:nonroot
 FROM ${BUILDER} AS build
 RUN cargo install s3s-fs --version 0.14.1 --locked --features binary --root /built \
     && mkdir -p /image/data/photos /image/data/results
-COPY models/digits/examples /image/data/photos/digits
 
 FROM ${BASE}
 COPY --from=build /built/bin/s3s-fs /usr/bin/s3s-fs
