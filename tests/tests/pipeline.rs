@@ -73,6 +73,37 @@ fn every_format_holds_the_same_rows() {
 }
 
 #[test]
+fn a_model_that_does_all_in_its_graph_gives_the_same_rows() {
+    let folder = Folder::with_digits(120);
+    let run = |name: &str, fused: &str| {
+        let output = folder.path(name);
+        let run = Trommel::classify(&folder.images(), &output)
+            .env("TROMMEL_INFER__FUSED", fused)
+            .env("TROMMEL_INFER__PIN_THREADS", fused);
+        assert_code(&run.run(), 0);
+        rows(&output)
+    };
+    assert_same_rows(&run("fused.jsonl", "true"), &run("plain.jsonl", "false"));
+}
+
+#[test]
+fn sessions_that_would_take_more_memory_than_they_may_are_refused() {
+    let folder = Folder::with_digits(1);
+    let run = |instances: &str| {
+        Trommel::classify(&folder.images(), &folder.path("rows.jsonl"))
+            .args(["--instances", instances])
+            .env("TROMMEL_INFER__MEMORY_BUDGET", "1")
+            .run()
+    };
+    // The weights take 0.22 MiB.
+    assert_code(&run("4"), 0);
+    let refused = run("5");
+    assert_code(&refused, 2);
+    let said = stderr(&refused);
+    assert!(said.contains("infer.memory-budget"), "{said}");
+}
+
+#[test]
 fn rows_without_an_output_are_json_lines_on_standard_output() {
     let folder = Folder::with_digits(30);
     let run = Trommel::new(["classify"])

@@ -423,7 +423,7 @@ pub(crate) enum JobsCommand {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct TuningArgs {
-    /// Where the model runs: cpu, cuda:N, tensorrt:N
+    /// Where the model runs: cpu, cuda:N, tensorrt:N, or several of one kind with commas between
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
 
@@ -431,7 +431,7 @@ pub(crate) struct TuningArgs {
     #[arg(long, value_name = "N")]
     pub(crate) preprocess_threads: Option<NonZeroUsize>,
 
-    /// Copies of the model that run side by side
+    /// Copies of the model that run side by side on each device
     #[arg(long, value_name = "N")]
     pub(crate) instances: Option<NonZeroUsize>,
 

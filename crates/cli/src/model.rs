@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use trommel_infer::{Device, Model, ModelOptions, Runtime};
+use trommel_infer::{Model, Runtime};
 use trommel_preprocess::Plan;
 
 use crate::args::ModelCommand;
@@ -29,13 +29,7 @@ pub(crate) fn open(dir: &Path, config: &Config, onnxruntime: Option<&Path>) -> R
         );
     };
     let runtime = Runtime::load(onnxruntime)?;
-    let options = ModelOptions {
-        device: Device::parse(&config.infer.device)?,
-        intra_threads: config.infer.intra_threads(),
-        top_k: config.infer.top_k,
-        logits: config.infer.logits,
-        embedding: config.infer.embedding,
-    };
+    let options = config.infer.model_options()?;
     let model = Model::open(&runtime, dir, plan.normalization(), shape, &options)?;
     Ok(OpenedModel {
         model,

@@ -71,7 +71,7 @@ pub(crate) fn run(
     let report = Report {
         model: model.name().to_string(),
         version: model.version().to_string(),
-        device: model.device().to_string(),
+        device: model.devices().to_string(),
         intra_threads: config.infer.intra_threads(),
         copy_share: profile.copy_share(),
         operators: by_operator(&profile.nodes),

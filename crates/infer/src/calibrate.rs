@@ -3,11 +3,10 @@
 //! On CPUs small batches are often the fastest, because their tensors stay in the caches; on GPUs
 //! large ones are. By how much depends on model and machine.
 
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, OrtBackend};
+use crate::backend::Backend;
 use crate::{Device, InferError, InferErrorKind, Model};
 
 /// Sizes that are tried one after the other.
@@ -46,10 +45,9 @@ impl Model {
         if let Some(fixed) = self.fixed_batch() {
             return Ok(fixed);
         }
-        let largest = self.device().largest_batch();
-        let backend = || OrtBackend::new(Arc::clone(&self.inner), self.inner.session()?, largest);
+        let largest = self.devices().first().largest_batch();
         let mut backends = (0..instances)
-            .map(|_| backend())
+            .map(|number| self.inner.measured_backend(number, largest, None))
             .collect::<Result<Vec<_>, _>>()?;
         let sizes = SIZES.into_iter().filter(|size| *size <= largest);
         fastest(sizes, instances, |size| rate(&mut backends, size))
@@ -90,12 +88,12 @@ fn fastest(
 }
 
 /// Images a second with all backends at work, after a batch that takes memory.
-fn rate(backends: &mut [OrtBackend], size: usize) -> Result<f64, InferError> {
-    let one = |backend: &mut OrtBackend| {
-        backend.warm_up(size)?;
+fn rate(backends: &mut [Box<dyn Backend>], size: usize) -> Result<f64, InferError> {
+    let one = |backend: &mut Box<dyn Backend>| {
+        backend.blank(size)?;
         let (start, mut images) = (Instant::now(), 0);
         while images == 0 || start.elapsed() < TRIED {
-            backend.warm_up(size)?;
+            backend.blank(size)?;
             images += size;
         }
         Ok(images as f64 / start.elapsed().as_secs_f64())

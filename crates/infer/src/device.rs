@@ -1,8 +1,10 @@
 use std::fmt;
+use std::path::PathBuf;
 
-use ort::ep;
+use ort::ep::{self, ArbitrarilyConfigurableExecutionProvider, ExecutionProviderDispatch};
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::SessionBuilder;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::error::reason;
 use crate::{InferError, InferErrorKind};
@@ -15,9 +17,66 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU with this number, by ONNX Runtime's CUDA kernels.
     Cuda(u32),
-    /// The NVIDIA GPU with this number, by a TensorRT engine.
+    /// The NVIDIA GPU with this number, by a TensorRT engine, and by CUDA kernels what TensorRT
+    /// cannot run.
     TensorRt(u32),
 }
+
+/// The devices that a model's sessions are shared out over in turn: one or several of a kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Devices(Vec<Device>);
+
+/// In how many bits TensorRT computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// As the model says.
+    #[default]
+    Model,
+    /// 16-bit floats wherever that is faster.
+    Fp16,
+    /// The 8-bit integers of a quantised model, and 16-bit floats around them.
+    Int8,
+}
+
+/// How a GPU is to run a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GpuOptions {
+    /// Whether what a run does is recorded and played again.
+    pub(crate) graphs: bool,
+    /// Most bytes of the device's memory that its arena takes.
+    pub(crate) memory_limit: Option<usize>,
+    pub(crate) precision: Precision,
+    /// Folder for the engines that TensorRT builds.
+    pub(crate) cache: Option<PathBuf>,
+    /// The model's input and its shape without the batch.
+    pub(crate) input: String,
+    pub(crate) image: [usize; 3],
+    /// Smallest and largest batch.
+    pub(crate) batches: (usize, usize),
+}
+
+/// A kind of memory that tensors lie in.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    of: AllocationDevice<'static>,
+    number: i32,
+    kind: MemoryType,
+}
+
+impl Memory {
+    pub(crate) fn info(&self) -> ort::Result<MemoryInfo<'static>> {
+        MemoryInfo::new(
+            self.of.clone(),
+            self.number,
+            AllocatorType::Device,
+            self.kind,
+        )
+    }
+}
+
+/// Options of an execution provider, by their names in ONNX Runtime's documentation.
+type ProviderOptions = Vec<(&'static str, String)>;
 
 impl Device {
     /// Reads `cpu`, `cuda:N` or `tensorrt:N`; `cuda` alone is `cuda:0`, `tensorrt` likewise.
@@ -41,18 +100,81 @@ impl Device {
         }
     }
 
+    /// Whether it has memory of its own.
+    pub fn is_gpu(self) -> bool {
+        self != Self::Cpu
+    }
+
     /// Makes sessions run here, or says why they cannot: a session never runs elsewhere instead.
-    pub(crate) fn apply(self, builder: SessionBuilder) -> Result<SessionBuilder, InferError> {
-        let provider = match self {
-            Self::Cpu => return Ok(builder),
-            Self::Cuda(number) => ep::CUDA::default().with_device_id(self.id(number)?).build(),
-            Self::TensorRt(number) => ep::TensorRT::default()
-                .with_device_id(self.id(number)?)
-                .build(),
-        };
+    pub(crate) fn apply(
+        self,
+        builder: SessionBuilder,
+        options: Option<&GpuOptions>,
+    ) -> Result<SessionBuilder, InferError> {
+        let providers = self.providers(options)?;
+        if providers.is_empty() {
+            return Ok(builder);
+        }
         builder
-            .with_execution_providers([provider.error_on_failure()])
+            .with_execution_providers(providers)
             .map_err(|error| self.unavailable(&error))
+    }
+
+    /// The execution providers to register, the first first; none for the processor. What none of them
+    /// can run of a graph is left to the processor, as ONNX Runtime does it.
+    fn providers(
+        self,
+        options: Option<&GpuOptions>,
+    ) -> Result<Vec<ExecutionProviderDispatch>, InferError> {
+        let cuda = |number| {
+            let mut cuda = ep::CUDA::default().with_device_id(self.id(number)?);
+            let options = options.map(|options| options.cuda(self));
+            for (name, value) in options.unwrap_or_default() {
+                cuda = cuda.with_arbitrary_config(name, value);
+            }
+            Ok::<_, InferError>(cuda.build().error_on_failure())
+        };
+        Ok(match self {
+            Self::Cpu => Vec::new(),
+            Self::Cuda(number) => vec![cuda(number)?],
+            Self::TensorRt(number) => {
+                let mut tensorrt = ep::TensorRT::default().with_device_id(self.id(number)?);
+                for (name, value) in options.map(GpuOptions::tensorrt).unwrap_or_default() {
+                    tensorrt = tensorrt.with_arbitrary_config(name, value);
+                }
+                vec![tensorrt.build().error_on_failure(), cuda(number)?]
+            }
+        })
+    }
+
+    /// Where tensors for it lie on the processor's side, page-locked for a GPU, which then copies
+    /// them by itself.
+    pub(crate) fn host_memory(self) -> Memory {
+        match self {
+            Self::Cpu => self.memory(),
+            Self::Cuda(_) | Self::TensorRt(_) => Memory {
+                of: AllocationDevice::CUDA_PINNED,
+                kind: MemoryType::CPUOutput,
+                ..self.memory()
+            },
+        }
+    }
+
+    /// Where they lie on its own side; for the processor that is the same.
+    pub(crate) fn memory(self) -> Memory {
+        let (of, number) = match self {
+            Self::Cpu => (AllocationDevice::CPU, 0),
+            // A number too large has been refused by `providers`.
+            Self::Cuda(number) | Self::TensorRt(number) => (
+                AllocationDevice::CUDA,
+                i32::try_from(number).unwrap_or(i32::MAX),
+            ),
+        };
+        Memory {
+            of,
+            number,
+            kind: MemoryType::Default,
+        }
     }
 
     /// The error for a device that ONNX Runtime refused.
@@ -72,6 +194,104 @@ impl Device {
     }
 }
 
+impl Devices {
+    /// Reads devices of one kind, separated by commas, such as `cpu` or `cuda:0,cuda:1`.
+    ///
+    /// # Errors
+    /// When one is no device, comes twice, or is of another kind than the first.
+    pub fn parse(text: &str) -> Result<Self, InferError> {
+        let refused = |why: &dyn fmt::Display| Err(InferError::new(InferErrorKind::Settings, why));
+        let mut devices: Vec<Device> = Vec::new();
+        for part in text.split(',') {
+            let device = Device::parse(part.trim())?;
+            if devices.contains(&device) {
+                return refused(&format_args!("device {device} is given twice in {text:?}"));
+            }
+            let is_other =
+                |first: &Device| std::mem::discriminant(first) != std::mem::discriminant(&device);
+            if devices.first().is_some_and(is_other) {
+                return refused(&format_args!(
+                    "devices of several kinds in {text:?}: give those of one kind, and start \
+                     another worker for the others"
+                ));
+            }
+            devices.push(device);
+        }
+        Ok(Self(devices))
+    }
+
+    /// The device of the session with this number.
+    pub(crate) fn of(&self, number: usize) -> Device {
+        self.0[number % self.0.len()]
+    }
+
+    /// How many there are, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The first; all others are of its kind.
+    pub fn first(&self) -> Device {
+        self.0[0]
+    }
+}
+
+impl From<Device> for Devices {
+    fn from(device: Device) -> Self {
+        Self(vec![device])
+    }
+}
+
+impl GpuOptions {
+    fn cuda(&self, device: Device) -> ProviderOptions {
+        // Behind TensorRT it runs pieces of a graph, and TensorRT records its own.
+        let graphs = self.graphs && matches!(device, Device::Cuda(_));
+        let mut options = vec![("enable_cuda_graph", flag(graphs))];
+        options.extend(
+            self.memory_limit
+                .map(|limit| ("gpu_mem_limit", limit.to_string())),
+        );
+        options
+    }
+
+    fn tensorrt(&self) -> ProviderOptions {
+        let [first, second, third] = self.image;
+        let shape = |batch| format!("{}:{batch}x{first}x{second}x{third}", self.input);
+        let (smallest, largest) = self.batches;
+        let mut options = vec![
+            ("trt_profile_min_shapes", shape(smallest)),
+            ("trt_profile_opt_shapes", shape(largest)),
+            ("trt_profile_max_shapes", shape(largest)),
+            // It keeps one recording, whatever the size of the batch.
+            (
+                "trt_cuda_graph_enable",
+                flag(self.graphs && smallest == largest),
+            ),
+            ("trt_fp16_enable", flag(self.precision != Precision::Model)),
+            ("trt_int8_enable", flag(self.precision == Precision::Int8)),
+        ];
+        if let Some(cache) = &self.cache {
+            let cache = cache.display().to_string();
+            options.extend([
+                ("trt_engine_cache_enable", flag(true)),
+                ("trt_engine_cache_path", cache.clone()),
+                ("trt_timing_cache_enable", flag(true)),
+                ("trt_timing_cache_path", cache),
+            ]);
+        }
+        options.extend(
+            self.memory_limit
+                .map(|limit| ("trt_max_workspace_size", limit.to_string())),
+        );
+        options
+    }
+}
+
+fn flag(value: bool) -> String {
+    if value { "1" } else { "0" }.to_owned()
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -82,7 +302,16 @@ impl fmt::Display for Device {
     }
 }
 
-impl Serialize for Device {
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, device) in self.0.iter().enumerate() {
+            write!(f, "{}{device}", if place == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Devices {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -98,6 +327,102 @@ mod tests {
             assert_eq!(Device::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Device::parse("cuda").unwrap(), Device::Cuda(0));
+    }
+
+    #[test]
+    fn several_devices_of_a_kind_are_taken_in_turn() {
+        let devices = Devices::parse("cuda:1, cuda:3").unwrap();
+        assert_eq!(devices.to_string(), "cuda:1,cuda:3");
+        let of = [0, 1, 2].map(|number| devices.of(number));
+        assert_eq!(of, [Device::Cuda(1), Device::Cuda(3), Device::Cuda(1)]);
+        for (text, words) in [
+            ("cuda:0,cuda:0", "twice"),
+            ("cpu,cuda:0", "several kinds"),
+            ("cuda:0,tensorrt:1", "several kinds"),
+            ("cuda:0,", "unknown device"),
+        ] {
+            let error = Devices::parse(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    fn options() -> GpuOptions {
+        GpuOptions {
+            graphs: true,
+            memory_limit: Some(1 << 30),
+            precision: Precision::Int8,
+            cache: Some("/cache/key".into()),
+            input: "pixels".to_owned(),
+            image: [224, 192, 3],
+            batches: (1, 48),
+        }
+    }
+
+    #[test]
+    fn tensorrt_is_told_the_shapes_that_will_come_and_where_engines_are_kept() {
+        let told = options().tensorrt();
+        for option in [
+            ("trt_profile_min_shapes", "pixels:1x224x192x3"),
+            ("trt_profile_opt_shapes", "pixels:48x224x192x3"),
+            ("trt_profile_max_shapes", "pixels:48x224x192x3"),
+            ("trt_fp16_enable", "1"),
+            ("trt_int8_enable", "1"),
+            ("trt_engine_cache_path", "/cache/key"),
+            ("trt_timing_cache_path", "/cache/key"),
+            ("trt_max_workspace_size", "1073741824"),
+        ] {
+            assert!(told.contains(&(option.0, option.1.to_owned())), "{told:?}");
+        }
+        let plain = GpuOptions {
+            precision: Precision::Model,
+            cache: None,
+            ..options()
+        };
+        let told = plain.tensorrt();
+        assert!(told.contains(&("trt_fp16_enable", "0".to_owned())));
+        assert!(
+            !told.iter().any(|(name, _)| name.contains("cache")),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn tensorrt_records_a_graph_only_where_all_batches_have_one_size() {
+        let graphs = |batches| {
+            let told = GpuOptions {
+                batches,
+                ..options()
+            };
+            told.tensorrt()
+                .contains(&("trt_cuda_graph_enable", "1".to_owned()))
+        };
+        assert_eq!([graphs((1, 48)), graphs((8, 8))], [false, true]);
+    }
+
+    #[test]
+    fn cuda_records_graphs_unless_tensorrt_does() {
+        let told = |device, name| {
+            let options = options().cuda(device);
+            let option = options.into_iter().find(|option| option.0 == name);
+            option.map(|(_, value)| value)
+        };
+        let [cuda, tensorrt] = [Device::Cuda(0), Device::TensorRt(0)]
+            .map(|device| told(device, "enable_cuda_graph").unwrap());
+        assert_eq!((&*cuda, &*tensorrt), ("1", "0"));
+        let limit = told(Device::Cuda(0), "gpu_mem_limit").unwrap();
+        assert_eq!(limit, (1_usize << 30).to_string());
+    }
+
+    #[test]
+    fn a_gpu_copies_from_page_locked_memory_to_its_own() {
+        let names = |device: Device| {
+            let (host, own) = (device.host_memory(), device.memory());
+            assert_eq!(host.number, own.number);
+            (host.of.as_str().to_owned(), own.of.as_str().to_owned())
+        };
+        let pinned = ("CudaPinned".to_owned(), "Cuda".to_owned());
+        assert_eq!(names(Device::TensorRt(1)), pinned);
+        assert_eq!(names(Device::Cpu), ("Cpu".to_owned(), "Cpu".to_owned()));
     }
 
     #[test]

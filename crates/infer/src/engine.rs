@@ -2,16 +2,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use trommel_types::Scores;
+use trommel_types::{Lane, Scores};
 
-use crate::backend::OrtBackend;
+use crate::affinity;
 use crate::instances::Instances;
 use crate::{EngineStats, InferError, InferErrorKind, Model};
 
 /// How a model is shared out over threads and batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Sessions side by side, at least 1; each is one thread with a copy of the model.
+    /// Sessions side by side, at least 1, on the model's devices in turn; each is one thread with a
+    /// copy of the model.
     pub instances: usize,
     /// Images in a full batch, at least 1. A model of a fixed batch has its own number instead.
     pub max_batch: usize,
@@ -53,17 +54,21 @@ impl Engine {
             ..options
         };
         let inner = Arc::clone(&model.inner);
-        let instances = Instances::start(model.name(), options, move || {
-            OrtBackend::new(Arc::clone(&inner), inner.session()?, max_batch)
+        let instances = Instances::start(model.name(), options, move |number| {
+            if inner.options.pin_threads {
+                affinity::pin_current(number, inner.options.intra_threads)?;
+            }
+            inner.backend(number, max_batch)
         })?;
         Ok(Self { model, instances })
     }
 
-    /// Classifies one image, given as HWC pixels of the model's shape, in a batch with others.
+    /// Classifies one image, given as HWC pixels of the model's shape, in a batch with others of its
+    /// lane.
     ///
-    /// Waits while the engine holds as many images as it may: for each instance the batch it
-    /// computes and one that waits for it, and the one that is forming. Images are taken in the
-    /// order in which their calls were first polled.
+    /// Waits while the engine holds as many images of the lane as it may: for each instance one batch
+    /// that waits for it, and the one that is forming. Images of a lane are taken in the order in which
+    /// their calls were first polled; batches of urgent lanes come first, except now and then.
     ///
     /// Cancel-safe: dropped before the image is accepted, nothing has happened; dropped later, the
     /// image is passed over, or its answer forgotten. The future does not borrow the engine; one
@@ -77,6 +82,7 @@ impl Engine {
     pub fn classify<P: Into<Bytes>>(
         &self,
         pixels: P,
+        lane: Lane,
     ) -> impl Future<Output = Result<Scores, InferError>> + Send + use<P> {
         let pixels = pixels.into();
         let (shared, expected) = (Arc::clone(self.instances.shared()), self.model.shape());
@@ -93,7 +99,7 @@ impl Engine {
                     ),
                 ));
             }
-            shared.classify(pixels).await
+            shared.classify(pixels, lane).await
         }
     }
 

@@ -62,14 +62,34 @@ impl InferError {
 /// Whether ONNX Runtime says that memory was not to be had. It has no code for that: these are the
 /// words of its allocators, of the C++ library and of CUDA.
 pub(crate) fn is_out_of_memory(text: &str) -> bool {
-    const WORDS: [&str; 4] = [
+    const WORDS: [&str; 6] = [
         "failed to allocate memory",
         "bad_alloc",
         "out of memory",
         "bad allocation",
+        "alloc_failed",
+        "allocation_failed",
     ];
+    contains_any(text, &WORDS)
+}
+
+/// Whether ONNX Runtime says that a call to the GPU failed for another reason than memory. After most
+/// of CUDA's errors every later call of the process fails too; there is no code for them either. Those
+/// of recording a graph, 900 to 908, spoil that graph alone.
+pub(crate) fn is_device_lost(text: &str) -> bool {
+    const WORDS: [&str; 4] = [
+        "cuda failure",
+        "cudnn failure",
+        "cublas failure",
+        "cuda error",
+    ];
+    let spoils_a_graph = (900..=908).any(|code| text.contains(&format!("failure {code}:")));
+    !is_out_of_memory(text) && !spoils_a_graph && contains_any(text, &WORDS)
+}
+
+fn contains_any(text: &str, words: &[&str]) -> bool {
     let text = text.to_lowercase();
-    WORDS.iter().any(|words| text.contains(words))
+    words.iter().any(|words| text.contains(words))
 }
 
 /// The first line of what ONNX Runtime says, without its full stop, to stand inside a sentence.
@@ -93,11 +113,31 @@ mod tests {
              requested buffer of size 12845056",
             "std::bad_alloc",
             "CUDA failure 2: out of memory ; GPU=0",
+            "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+            "CUDNN failure 4003: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         ] {
-            assert!(is_out_of_memory(text), "{text}");
+            assert!(is_out_of_memory(text) && !is_device_lost(text), "{text}");
         }
         assert!(!is_out_of_memory(
             "CUDA failure 700: an illegal memory access"
         ));
+    }
+
+    #[test]
+    fn a_lost_device_is_told_by_its_words() {
+        for text in [
+            "CUDA failure 700: an illegal memory access was encountered ; GPU=0",
+            "Non-zero status code returned while running Conv node: CUDNN failure 4000: \
+             CUDNN_STATUS_INTERNAL_ERROR",
+            "CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED",
+        ] {
+            assert!(is_device_lost(text), "{text}");
+        }
+        for text in [
+            "Non-zero status code returned while running Gather node",
+            "CUDA failure 901: operation failed due to a previous error during capture ; GPU=0",
+        ] {
+            assert!(!is_device_lost(text), "{text}");
+        }
     }
 }

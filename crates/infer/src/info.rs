@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::{Activation, Device, Layout, TensorInfo};
+use crate::{Activation, Devices, Layout, TensorInfo};
 
 /// Everything there is to tell about a model. Displays as lines for people.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -50,7 +50,8 @@ pub struct ModelInfo {
     /// The names of the first few.
     pub first_labels: Vec<String>,
     /// Where it runs.
-    pub device: Device,
+    #[serde(rename = "device")]
+    pub devices: Devices,
     /// The library that runs it.
     pub onnxruntime: PathBuf,
 }
@@ -121,7 +122,7 @@ impl fmt::Display for ModelInfo {
             self.labels,
             self.first_labels.join(", ")
         )?;
-        writeln!(f, "device      {}", self.device)?;
+        writeln!(f, "device      {}", self.devices)?;
         write!(f, "runtime     {}", self.onnxruntime.display())
     }
 }

@@ -9,10 +9,10 @@ use opentelemetry::trace::TraceContextExt;
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use trommel_types::Scores;
+use trommel_types::{Lane, Scores};
 
 use crate::backend::Backend;
-use crate::former::Former;
+use crate::lanes::Lanes;
 use crate::metrics::InstanceMetrics;
 use crate::stats::Counters;
 use crate::{EngineOptions, EngineStats, InferError, InferErrorKind};
@@ -30,14 +30,14 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Told when a batch has closed, when one begins to form, and when the phase changes.
     changed: Condvar,
-    /// One permit for each image that may wait.
-    room: Semaphore,
+    /// Of each lane, one permit for each image that may wait.
+    room: [Semaphore; Lane::ALL.len()],
     options: EngineOptions,
     counters: Counters,
 }
 
 struct State {
-    former: Former<Job>,
+    lanes: Lanes<Job>,
     phase: Phase,
 }
 
@@ -67,14 +67,14 @@ struct NextBatch {
 }
 
 impl Instances {
-    /// Starts the threads, each of which makes its backend and warms it up.
+    /// Starts the threads, each of which makes its backend by its number and warms it up.
     ///
     /// # Errors
     /// The first error of a thread; all threads have ended then.
     pub(crate) fn start<B: Backend>(
         model: &str,
         options: EngineOptions,
-        make: impl Fn() -> Result<B, InferError> + Send + Sync + 'static,
+        make: impl Fn(usize) -> Result<B, InferError> + Send + Sync + 'static,
     ) -> Result<Self, InferError> {
         let EngineOptions {
             instances,
@@ -83,16 +83,15 @@ impl Instances {
         } = options;
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                former: Former::new(max_batch, max_wait),
+                lanes: Lanes::new(max_batch, max_wait),
                 phase: Phase::Open,
             }),
             changed: Condvar::new(),
             // Beside what the instances compute: a batch formed ahead for each, and one forming.
-            room: Semaphore::new(
-                max_batch
-                    .saturating_mul(instances + 1)
-                    .min(Semaphore::MAX_PERMITS),
-            ),
+            room: Lane::ALL.map(|_| {
+                let images = max_batch.saturating_mul(instances + 1);
+                Semaphore::new(images.min(Semaphore::MAX_PERMITS))
+            }),
             options,
             counters: Counters::default(),
         });
@@ -112,7 +111,7 @@ impl Instances {
             let metrics = InstanceMetrics::of(model);
             let thread = thread::Builder::new()
                 .name(format!("infer-{number}"))
-                .spawn(move || run(&shared, &metrics, &*make, ready))
+                .spawn(move || run(&shared, &metrics, || make(number), ready))
                 .map_err(|error| stopped(format_args!("cannot start a thread: {error}")));
             match thread {
                 Ok(thread) => started.threads.push(thread),
@@ -170,14 +169,16 @@ impl fmt::Debug for Instances {
 
 impl Shared {
     /// Waits for room, hands the image to the former and waits for its answer.
-    pub(crate) async fn classify(&self, pixels: Bytes) -> Result<Scores, InferError> {
-        let room = self.room.acquire().await.map_err(|_| ended())?;
+    pub(crate) async fn classify(&self, pixels: Bytes, lane: Lane) -> Result<Scores, InferError> {
+        let room = self.room[lane as usize].acquire();
+        let room = room.await.map_err(|_| ended())?;
         let (answer, answered) = oneshot::channel();
-        self.push(Job {
+        let job = Job {
             pixels,
             span: Span::current(),
             answer,
-        })?;
+        };
+        self.push(lane, job)?;
         room.forget(); // given back when an instance takes the batch
         // A job that is dropped unanswered was in the hands of a thread that panicked, or was
         // cleared by it.
@@ -185,20 +186,17 @@ impl Shared {
     }
 
     pub(crate) fn flush(&self) {
-        self.lock().former.flush();
+        self.lock().lanes.flush();
         self.changed.notify_all();
     }
 
-    fn push(&self, job: Job) -> Result<(), InferError> {
+    fn push(&self, lane: Lane, job: Job) -> Result<(), InferError> {
         let mut state = self.lock();
         if state.phase != Phase::Open {
             return Err(ended());
         }
-        let before = state.former.due();
-        state.former.push(job, Instant::now());
-        // The due time moves when a batch closes and when one begins: only then has a waiting
-        // instance anything to do.
-        if state.former.due() != before || before.is_none() {
+        // Only when a batch has closed or begun has a waiting instance anything to do.
+        if state.lanes.push(lane, job, Instant::now()) {
             self.changed.notify_all();
         }
         Ok(())
@@ -206,15 +204,15 @@ impl Shared {
 
     /// Images that a full batch holds now.
     fn max_batch(&self) -> usize {
-        self.lock().former.max_batch()
+        self.lock().lanes.max_batch()
     }
 
     /// Makes full batches no larger than this, for a device that has no memory for more.
     fn limit_batches(&self, max_batch: usize, why: &InferError) {
         let mut state = self.lock();
-        if max_batch < state.former.max_batch() {
+        if max_batch < state.lanes.max_batch() {
             tracing::warn!("{why}; going on with batches of {max_batch}");
-            state.former.limit(max_batch);
+            state.lanes.limit(max_batch);
         }
         drop(state);
         self.changed.notify_all();
@@ -226,14 +224,14 @@ impl Shared {
         let mut was_waiting = true;
         let batch = loop {
             let now = Instant::now();
-            if let Some(batch) = state.former.take(now) {
+            if let Some(batch) = state.lanes.take(now) {
                 break Some(batch);
             }
             was_waiting = false;
             if state.phase != Phase::Open {
                 break None;
             }
-            state = match state.former.due() {
+            state = match state.lanes.due() {
                 Some(due) => {
                     let wait = due.saturating_duration_since(now);
                     self.changed
@@ -248,25 +246,26 @@ impl Shared {
             };
         };
         drop(state);
-        self.room.add_permits(batch.as_ref().map_or(0, Vec::len));
-        batch.map(|jobs| NextBatch { jobs, was_waiting })
+        let (lane, jobs) = batch?;
+        self.room[lane as usize].add_permits(jobs.len());
+        Some(NextBatch { jobs, was_waiting })
     }
 
     fn drain(&self) {
-        self.room.close();
+        self.room.iter().for_each(Semaphore::close);
         let mut state = self.lock();
         if state.phase == Phase::Open {
             state.phase = Phase::Draining;
-            state.former.flush();
+            state.lanes.flush();
         }
         self.changed.notify_all();
     }
 
     fn stop(&self) {
-        self.room.close();
+        self.room.iter().for_each(Semaphore::close);
         let mut state = self.lock();
         state.phase = Phase::Stopped;
-        state.former.clear();
+        state.lanes.clear();
         self.changed.notify_all();
     }
 
@@ -291,7 +290,7 @@ impl Drop for StopOnPanic<'_> {
 fn run<B: Backend>(
     shared: &Shared,
     metrics: &InstanceMetrics,
-    make: &dyn Fn() -> Result<B, InferError>,
+    make: impl FnOnce() -> Result<B, InferError>,
     ready: SyncSender<Result<(), InferError>>,
 ) {
     let _stop_on_panic = StopOnPanic(shared);
@@ -334,6 +333,9 @@ fn run<B: Backend>(
         if let Err(lost) = answer(jobs, outcomes) {
             tracing::error!("{lost}");
             shared.stop();
+            // Giving back what a lost device held may end the process at once, before it can say why.
+            std::mem::forget(backend);
+            return;
         }
     }
 }

@@ -21,7 +21,7 @@
 //! use std::time::Duration;
 //!
 //! use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
-//! use trommel_types::Shape;
+//! use trommel_types::{Lane, Shape};
 //!
 //! let runtime = Runtime::load(None)?;
 //! let shape = Shape { height: 224, width: 224, channels: 3 };
@@ -33,22 +33,29 @@
 //!     max_wait: Duration::from_millis(20),
 //! };
 //! let engine = Engine::start(model, options)?;
-//! let scores = engine.classify(pixels).await?;
+//! let scores = engine.classify(pixels, Lane::Normal).await?;
 //! let best = &scores.top[0];
 //! tracing::info!("{} with {:.2}", best.label, best.score);
 //! # Ok(())
 //! # }
 //! ```
 
+mod affinity;
+mod answers;
 mod backend;
+mod bound;
+mod buckets;
 mod calibrate;
 mod config;
 mod device;
+mod ends;
 mod engine;
 mod error;
 mod former;
+mod host;
 mod info;
 mod instances;
+mod lanes;
 mod metrics;
 mod model;
 mod onnx_file;
@@ -56,16 +63,17 @@ mod pack;
 mod profile;
 mod runtime;
 mod scores;
+mod sessions;
 mod signature;
 mod stats;
 mod tensor_info;
 
 pub use config::Activation;
-pub use device::Device;
+pub use device::{Device, Devices, Precision};
 pub use engine::{Engine, EngineOptions};
 pub use error::{InferError, InferErrorKind};
 pub use info::ModelInfo;
-pub use metrics::{describe_metrics, measure_devices};
+pub use metrics::{describe_metrics, gpu_name, measure_devices};
 pub use model::{Model, ModelOptions, version};
 pub use profile::{BatchRate, NodeTime, Profile};
 pub use runtime::Runtime;

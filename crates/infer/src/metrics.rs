@@ -69,13 +69,21 @@ impl InstanceMetrics {
     }
 }
 
+/// What the NVIDIA GPU with this number is called, where its driver's management library is there.
+/// That counts by the bus; CUDA does too with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+pub fn gpu_name(number: u32) -> Option<String> {
+    nvml()?.device_by_index(number).ok()?.name().ok()
+}
+
+fn nvml() -> Option<&'static Nvml> {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    NVML.get_or_init(|| Nvml::init().ok()).as_ref()
+}
+
 /// Measures the NVIDIA GPUs of this machine once, where their driver's management library is there
 /// (NVML); elsewhere there is nothing to measure.
 pub fn measure_devices() {
-    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
-    let Some(nvml) = NVML.get_or_init(|| Nvml::init().ok()) else {
-        return;
-    };
+    let Some(nvml) = nvml() else { return };
     for number in 0..nvml.device_count().unwrap_or(0) {
         let Ok(device) = nvml.device_by_index(number) else {
             continue;

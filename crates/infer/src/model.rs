@@ -1,19 +1,22 @@
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{fs, io};
 
 use ort::session::Session;
-use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use sha2::{Digest, Sha256};
 use trommel_types::{Normalization, Shape};
 
 use crate::config::ModelConfig;
-use crate::error::reason;
+use crate::error::{is_device_lost, is_out_of_memory, reason};
 use crate::onnx_file::{OnnxFile, hex};
+use crate::scores::Scorer;
+use crate::sessions::{Opened, describe, open_session};
 use crate::signature::{Embedding, Signature};
 use crate::tensor_info::TensorInfo;
-use crate::{Activation, Device, InferError, InferErrorKind, ModelInfo, Runtime};
+use crate::{
+    Activation, Device, Devices, InferError, InferErrorKind, ModelInfo, Precision, Runtime,
+};
 
 /// Places of the model's file in its folder, in the order of preference.
 const FILES: [&str; 2] = ["model.onnx", "onnx/model.onnx"];
@@ -22,15 +25,32 @@ const FILES: [&str; 2] = ["model.onnx", "onnx/model.onnx"];
 const SETTINGS: [&str; 3] = ["config.json", "preprocessor_config.json", "trommel.toml"];
 
 /// Hex digits of the content hash that name a version.
-const VERSION_DIGITS: usize = 12;
+pub(crate) const VERSION_DIGITS: usize = 12;
 
 /// How a model is to be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelOptions {
     /// Where. A device that is not there is an error, never another device.
-    pub device: Device,
+    pub devices: Devices,
     /// Threads inside one session, at least 1. They sleep between runs.
     pub intra_threads: usize,
+    /// Whether the threads of each session stay on cores of their own.
+    pub pin_threads: bool,
+    /// Whether images are normalised and the best classes chosen by the device, in the model's graph,
+    /// with batches padded to few sizes. If nothing is said, on GPUs.
+    pub fused: Option<bool>,
+    /// Images in the largest batch that there will be; TensorRT builds its engine for it.
+    pub max_batch: usize,
+    /// Whether a GPU records what it does with a batch and plays it again, by CUDA graphs. Of a model
+    /// that cannot be recorded a warning says so.
+    pub cuda_graphs: bool,
+    /// In how many bits TensorRT computes.
+    pub precision: Precision,
+    /// Folder for TensorRT's engines, which take minutes to build.
+    pub cache: Option<PathBuf>,
+    /// Most bytes of a device's memory that a session may take: of the processor's for its weights, of
+    /// a GPU's for its arena, which CUDA's libraries take memory beside.
+    pub memory_limit: Option<usize>,
     /// Classes in an answer; all of them if the model has fewer.
     pub top_k: NonZeroU32,
     /// Whether answers hold the raw output too.
@@ -43,8 +63,15 @@ impl Default for ModelOptions {
     /// One thread on the CPU, the best class alone.
     fn default() -> Self {
         Self {
-            device: Device::Cpu,
+            devices: Device::Cpu.into(),
             intra_threads: 1,
+            pin_threads: false,
+            fused: None,
+            max_batch: Device::Cpu.largest_batch(),
+            cuda_graphs: true,
+            precision: Precision::Model,
+            cache: None,
+            memory_limit: None,
             top_k: NonZeroU32::MIN,
             logits: false,
             embedding: false,
@@ -60,15 +87,15 @@ pub struct Model {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    runtime: Runtime,
-    name: Arc<str>,
-    version: Arc<str>,
-    path: PathBuf,
+    pub(crate) runtime: Runtime,
+    pub(crate) name: Arc<str>,
+    pub(crate) version: Arc<str>,
+    pub(crate) path: PathBuf,
     file: OnnxFile,
     inputs: Vec<TensorInfo>,
     outputs: Vec<TensorInfo>,
     /// The session that the checks were made with, until an engine takes it.
-    session: Mutex<Option<Session>>,
+    pub(crate) session: Mutex<Option<Opened>>,
     pub(crate) signature: Signature,
     /// If it is asked for.
     pub(crate) embedding: Option<Embedding>,
@@ -102,19 +129,20 @@ impl Model {
         shape: Shape,
         options: &ModelOptions,
     ) -> Result<Self, InferError> {
-        if options.intra_threads == 0 {
-            return Err(InferError::new(
-                InferErrorKind::Settings,
-                "a session without threads computes nothing; give at least 1 intra-op thread",
-            ));
-        }
+        options.check()?;
         check_folder(dir)?;
         let config = ModelConfig::read(dir)?;
         let path = find_file(dir, config.file.as_deref())?;
         let file = OnnxFile::read(&path)?;
-        let session = open_session(runtime, &path, options, None)?;
-        let inputs: Vec<_> = session.inputs().iter().map(TensorInfo::of).collect();
-        let outputs: Vec<_> = session.outputs().iter().map(TensorInfo::of).collect();
+        options.check_memory(dir, file.bytes)?;
+        // TensorRT wants to know the model's input before it has a session that could be asked.
+        let is_gpu = options.devices.first().is_gpu();
+        let described = match is_gpu {
+            true => describe(runtime, &path)?,
+            false => open_session(runtime, &path, options, 0, None, None)?,
+        };
+        let inputs: Vec<_> = described.inputs().iter().map(TensorInfo::of).collect();
+        let outputs: Vec<_> = described.outputs().iter().map(TensorInfo::of).collect();
         let at_path = |error: InferError| {
             InferError::new(error.kind(), format_args!("{}: {error}", path.display()))
         };
@@ -125,25 +153,31 @@ impl Model {
             true => Some(Embedding::find(&outputs, &signature.output, named).map_err(at_path)?),
             false => None,
         };
+        let mut inner = Inner {
+            runtime: runtime.clone(),
+            name: name_of(dir),
+            version: version_of(dir, &file, &config.labels)?,
+            path,
+            file,
+            inputs,
+            outputs,
+            session: Mutex::new(None),
+            signature,
+            embedding,
+            labels: config.labels,
+            activation: config.activation,
+            thresholds: config.thresholds,
+            normalization,
+            shape,
+            options: options.clone(),
+        };
+        let session = match is_gpu {
+            true => inner.open(0, None, true)?,
+            false => Opened::unrecorded(described),
+        };
+        inner.session = Mutex::new(Some(session));
         Ok(Self {
-            inner: Arc::new(Inner {
-                runtime: runtime.clone(),
-                name: name_of(dir),
-                version: version_of(dir, &file, &config.labels)?,
-                path,
-                file,
-                inputs,
-                outputs,
-                session: Mutex::new(Some(session)),
-                signature,
-                embedding,
-                labels: config.labels,
-                activation: config.activation,
-                thresholds: config.thresholds,
-                normalization,
-                shape,
-                options: options.clone(),
-            }),
+            inner: Arc::new(inner),
         })
     }
 
@@ -169,13 +203,23 @@ impl Model {
     }
 
     /// Where it runs.
-    pub fn device(&self) -> Device {
-        self.inner.options.device
+    pub fn devices(&self) -> &Devices {
+        &self.inner.options.devices
+    }
+
+    /// Whether images are normalised and classes chosen in its graph.
+    pub fn is_fused(&self) -> bool {
+        self.inner.options.is_fused()
+    }
+
+    /// Bytes of its file and of those beside it.
+    pub fn bytes(&self) -> u64 {
+        self.inner.file.bytes
     }
 
     /// The number of images that it always runs at once, if it runs no other.
     pub fn fixed_batch(&self) -> Option<usize> {
-        self.inner.signature.fixed_batch.map(Into::into)
+        self.inner.fixed_batch()
     }
 
     /// Everything there is to tell about it.
@@ -208,34 +252,112 @@ impl Model {
             thresholds: self.inner.thresholds.as_deref().map(<[f32]>::to_vec),
             labels: labels.len(),
             first_labels: labels.iter().take(5).map(ToString::to_string).collect(),
-            device: self.inner.options.device,
+            devices: self.inner.options.devices.clone(),
             onnxruntime: runtime.path().to_owned(),
         }
     }
 }
 
-impl Inner {
-    /// A session of its own for one more instance; the first is the one that is open already.
-    pub(crate) fn session(&self) -> Result<Session, InferError> {
-        let open = self
-            .session
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        match open {
-            Some(session) => Ok(session),
-            None => open_session(&self.runtime, &self.path, &self.options, None),
-        }
+impl ModelOptions {
+    pub(crate) fn is_fused(&self) -> bool {
+        self.fused.unwrap_or_else(|| self.devices.first().is_gpu())
     }
 
-    /// A session whose runs are profiled into files that begin with this path.
-    pub(crate) fn profiled_session(&self, prefix: &Path) -> Result<Session, InferError> {
-        open_session(&self.runtime, &self.path, &self.options, Some(prefix))
+    /// # Errors
+    /// Names the setting that cannot work, with its remedy.
+    pub fn check(&self) -> Result<(), InferError> {
+        let problem = if self.intra_threads == 0 {
+            "a session without threads computes nothing; give at least 1 intra-op thread"
+        } else if self.precision != Precision::Model
+            && !matches!(self.devices.first(), Device::TensorRt(_))
+        {
+            "a precision can be chosen for tensorrt alone; for other devices export the model in it"
+        } else if self.fused == Some(false) && self.devices.first().is_gpu() {
+            "a GPU runs fused models alone; unset infer.fused"
+        } else {
+            return Ok(());
+        };
+        Err(InferError::new(InferErrorKind::Settings, problem))
+    }
+
+    /// Refuses a model whose weights alone take more memory than a session may.
+    fn check_memory(&self, dir: &Path, bytes: u64) -> Result<(), InferError> {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        match self.memory_limit {
+            Some(limit) if bytes > limit as u64 => Err(InferError::new(
+                InferErrorKind::Settings,
+                format_args!(
+                    "model {} has weights of {} MiB, and a session may take {}: set \
+                     infer.memory-budget higher or infer.instances lower",
+                    dir.display(),
+                    mib(bytes),
+                    mib(limit as u64)
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn scorer(&self) -> Scorer {
+        Scorer::new(
+            Arc::clone(&self.labels),
+            self.activation,
+            self.thresholds.clone(),
+            self.options.top_k,
+            self.options.logits,
+        )
+    }
+
+    pub(crate) fn fixed_batch(&self) -> Option<usize> {
+        self.signature.fixed_batch.map(Into::into)
     }
 
     /// The images that a run over `images` of them computes.
     pub(crate) fn computed(&self, images: usize) -> usize {
         self.signature.fixed_batch.map_or(images, Into::into)
+    }
+
+    /// The error for a run over `images` images that ONNX Runtime refused.
+    pub(crate) fn run_error(&self, error: &ort::Error, images: usize) -> InferError {
+        let devices = &self.options.devices;
+        let text = error.to_string();
+        if is_out_of_memory(&text) {
+            InferError::new(
+                InferErrorKind::OutOfMemory,
+                format_args!(
+                    "device {devices} has no memory for {images} images at once: {}",
+                    reason(error)
+                ),
+            )
+        } else if error.code() == ort::ErrorCode::DeviceReset || is_device_lost(&text) {
+            InferError::new(
+                InferErrorKind::DeviceLost,
+                format_args!("device {devices} is lost: {}", reason(error)),
+            )
+        } else {
+            self.failed(&reason(error))
+        }
+    }
+
+    /// The error for a first batch of `images` that failed.
+    pub(crate) fn warm_up_error(&self, error: &InferError, images: usize) -> InferError {
+        let remedy = if self.signature.fixed_batch.is_none() && images > 1 {
+            "; if the model was exported for one image at a time, run it with a largest batch of 1"
+        } else {
+            ""
+        };
+        InferError::new(
+            error.kind(),
+            format_args!("{error}, on a batch of {images} at start{remedy}"),
+        )
+    }
+
+    /// Ends the profile of a session that was opened with one; gives its file.
+    pub(crate) fn end_profiling(&self, session: &mut Session) -> Result<String, InferError> {
+        let ended = session.end_profiling();
+        ended.map_err(|error| self.failed(&reason(&error)))
     }
 
     /// The error for a run that came to nothing.
@@ -353,42 +475,4 @@ fn name_of(dir: &Path) -> Arc<str> {
         || Arc::from("model"),
         |name| Arc::from(&*name.to_string_lossy()),
     )
-}
-
-fn open_session(
-    runtime: &Runtime,
-    path: &Path,
-    options: &ModelOptions,
-    profile: Option<&Path>,
-) -> Result<Session, InferError> {
-    let refused = |error: &dyn std::fmt::Display| {
-        InferError::new(
-            InferErrorKind::NotClassifier,
-            format_args!(
-                "ONNX Runtime cannot open {}: {}",
-                path.display(),
-                reason(error)
-            ),
-        )
-    };
-    let configure = || -> Result<SessionBuilder, ort::Error> {
-        let builder = Session::builder(runtime.environment())?
-            .with_optimization_level(GraphOptimizationLevel::All)?
-            .with_parallel_execution(false)?
-            .with_intra_threads(options.intra_threads)?
-            // Threads that spin between batches would take the cores from decoding.
-            .with_intra_op_spinning(false)?;
-        match profile {
-            Some(prefix) => Ok(builder.with_profiling(prefix)?),
-            None => Ok(builder),
-        }
-    };
-    let builder = configure().map_err(|error| refused(&error))?;
-    let mut builder = options.device.apply(builder)?;
-    builder
-        .commit_from_file(path)
-        .map_err(|error| match error.code() {
-            ort::ErrorCode::ExecutionProviderFailure => options.device.unavailable(&error),
-            _ => refused(&error),
-        })
 }

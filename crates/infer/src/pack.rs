@@ -40,9 +40,9 @@ pub(crate) enum Packed<'a> {
 
 /// `(pixel × scale − mean) ÷ std` as one multiplication and one addition.
 #[derive(Debug, Clone, Copy)]
-struct Line {
-    factor: f32,
-    offset: f32,
+pub(crate) struct Line {
+    pub(crate) factor: f32,
+    pub(crate) offset: f32,
 }
 
 impl Packer {
@@ -144,7 +144,7 @@ impl Packer {
 }
 
 impl Line {
-    fn new(normalization: &Normalization, channel: usize) -> Self {
+    pub(crate) fn new(normalization: &Normalization, channel: usize) -> Self {
         let std = f64::from(normalization.std[channel]);
         Self {
             factor: (f64::from(normalization.scale) / std) as f32,

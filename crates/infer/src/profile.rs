@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, OrtBackend};
+use crate::backend::Backend;
 use crate::error::reason;
 use crate::{InferError, Model};
 
@@ -68,11 +67,11 @@ impl Model {
         };
         let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
         let batch = self.inner.computed(batch);
-        let session = self.inner.profiled_session(&folder.path().join("run"))?;
-        let mut backend = OrtBackend::new(Arc::clone(&self.inner), session, batch)?;
+        let prefix = folder.path().join("run");
+        let mut backend = self.inner.measured_backend(0, batch, Some(&prefix))?;
         // The first run takes memory, and is not counted.
         for _ in 0..=runs {
-            backend.warm_up(batch)?;
+            backend.blank(batch)?;
         }
         let file = backend.end_profiling()?;
         let text = fs::read_to_string(file).map_err(|error| failed(&error))?;
@@ -86,13 +85,12 @@ impl Model {
     /// When a session cannot be opened, or the model cannot run the batch.
     pub fn rate(&self, batch: usize, time: Duration) -> Result<BatchRate, InferError> {
         let batch = self.inner.computed(batch);
-        let session = self.inner.session()?;
-        let mut backend = OrtBackend::new(Arc::clone(&self.inner), session, batch)?;
-        backend.warm_up(batch)?;
+        let mut backend = self.inner.backend(0, batch)?;
+        backend.blank(batch)?;
         let (start, mut took) = (Instant::now(), Vec::new());
         while took.len() < MIN_RUNS || start.elapsed() < time {
             let run = Instant::now();
-            backend.compute(batch)?;
+            backend.blank(batch)?;
             took.push(run.elapsed());
         }
         took.sort_unstable();

@@ -48,6 +48,11 @@ impl Runtime {
         &self.path
     }
 
+    /// Its version and how it was built, as it says itself.
+    pub(crate) fn build(&self) -> &'static str {
+        ort::info()
+    }
+
     pub(crate) fn environment(&self) -> &Environment {
         &self.environment
     }

@@ -100,6 +100,41 @@ impl Scorer {
             embedding: None,
         })
     }
+
+    /// How many classes the device may choose itself, by softmax; nothing if all logits are needed.
+    pub(crate) fn best_on_device(&self) -> Option<usize> {
+        let all_needed =
+            self.keep_logits || self.thresholds.is_some() || self.activation != Activation::Softmax;
+        (!all_needed).then_some(self.top_k)
+    }
+
+    /// The answer of an image whose best classes the device has chosen, the best first.
+    ///
+    /// # Errors
+    /// When a score is no number, as all are where one logit is infinite or none, or a class is none
+    /// of the model's.
+    pub(crate) fn chosen(&self, scores: &[f32], classes: &[i64]) -> Result<Scores, InferError> {
+        let top = scores.iter().zip(classes).map(|(&score, &number)| {
+            let class = u32::try_from(number).ok();
+            let label = class.and_then(|class| self.labels.get(class as usize));
+            match (class, label) {
+                (Some(class), Some(label)) if score.is_finite() => Ok(TopLabel {
+                    label: Arc::clone(label),
+                    class,
+                    score,
+                }),
+                _ => Err(InferError::new(
+                    InferErrorKind::ModelFailed,
+                    format_args!("the model gave {score} for class {number}, which is no score"),
+                )),
+            }
+        });
+        Ok(Scores {
+            top: top.collect::<Result<_, _>>()?,
+            logits: None,
+            embedding: None,
+        })
+    }
 }
 
 /// An activation with what it needs to know of all logits.
@@ -233,6 +268,34 @@ mod tests {
                 .unwrap_err();
             assert_eq!(error.kind(), InferErrorKind::ModelFailed);
             assert!(error.to_string().contains("class 1 (label 1)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_device_chose_is_checked() {
+        let scorer = scorer(3, Activation::Softmax, 2);
+        assert_eq!(scorer.best_on_device(), Some(2));
+        let chosen = scorer.chosen(&[0.75, 0.25], &[2, 0]).unwrap();
+        assert_eq!(top(&chosen), [(2, 0.75), (0, 0.25)]);
+        assert_eq!(&*chosen.top[0].label, "label 2");
+        for (scores, classes) in [
+            ([f32::NAN, 0.0], [0, 1]),
+            ([0.5, 0.5], [0, 3]),
+            ([0.5, 0.5], [-1, 0]),
+        ] {
+            let error = scorer.chosen(&scores, &classes).unwrap_err();
+            assert_eq!(error.kind(), InferErrorKind::ModelFailed);
+        }
+    }
+
+    #[test]
+    fn a_device_chooses_only_what_needs_no_other_logits() {
+        let mut logits = scorer(3, Activation::Softmax, 2);
+        logits.keep_logits = true;
+        let mut thresholds = scorer(3, Activation::Softmax, 2);
+        thresholds.thresholds = Some([0.5; 3].into());
+        for scorer in [logits, thresholds, scorer(3, Activation::Sigmoid, 2)] {
+            assert_eq!(scorer.best_on_device(), None);
         }
     }
 

@@ -1,6 +1,7 @@
 use std::fmt::{self, Write};
 use std::num::NonZeroUsize;
 
+use ort::value::TensorElementType;
 use serde::{Serialize, Serializer};
 use trommel_types::Shape;
 
@@ -24,6 +25,8 @@ pub(crate) struct Signature {
 pub(crate) struct Embedding {
     pub(crate) output: String,
     pub(crate) output_type: OutputType,
+    /// Values an image, if the model says so.
+    width: Option<usize>,
 }
 
 /// The order of a batch's values in memory.
@@ -50,6 +53,17 @@ pub(crate) enum OutputType {
     F16,
 }
 
+impl InputType {
+    /// ONNX Runtime's name for the type of an input.
+    pub(crate) fn element(self) -> TensorElementType {
+        match self {
+            Self::F32 => TensorElementType::Float32,
+            Self::F16 => TensorElementType::Float16,
+            Self::U8 => TensorElementType::Uint8,
+        }
+    }
+}
+
 impl OutputType {
     fn of(output: &TensorInfo) -> Option<Self> {
         match output.element {
@@ -58,9 +72,31 @@ impl OutputType {
             _ => None,
         }
     }
+
+    /// ONNX Runtime's name for the type of an output.
+    pub(crate) fn element(self) -> TensorElementType {
+        match self {
+            Self::F32 => TensorElementType::Float32,
+            Self::F16 => TensorElementType::Float16,
+        }
+    }
 }
 
 impl Embedding {
+    /// Values an image.
+    ///
+    /// # Errors
+    /// When the model does not say.
+    pub(crate) fn width(&self) -> ort::Result<usize> {
+        self.width.ok_or_else(|| {
+            ort::Error::new(format!(
+                "output {} does not say how many values it has: export the model with a fixed \
+                 number, or set infer.fused = false",
+                self.output
+            ))
+        })
+    }
+
     /// Finds the embeddings among a model's outputs: the one that is named, or else the only one of
     /// two dimensions beside the classes.
     ///
@@ -81,9 +117,11 @@ impl Embedding {
         if let (Some(output), None) = (fitting.next(), fitting.next())
             && let Some(output_type) = OutputType::of(output)
         {
+            let width = output.shape[1].fixed();
             return Ok(Self {
                 output: output.name.clone(),
                 output_type,
+                width: width.and_then(|width| width.try_into().ok()),
             });
         }
         let what = named.map_or_else(

@@ -5,27 +5,11 @@
 mod common;
 
 use common::{
-    SHAPE, as_it_is, assert_close, engine, folder, image, logits, normalised, open, open_with,
-    options,
+    MODELS, SHAPE, as_it_is, assert_close, classify_all, engine, folder, image, logits, normalised,
+    open, open_with, options,
 };
 use trommel_infer::{Engine, InferErrorKind, ModelOptions};
-use trommel_types::Scores;
-
-/// Classifies all at once and waits for every answer.
-async fn classify_all(
-    engine: &Engine,
-    images: impl IntoIterator<Item = Vec<u8>>,
-) -> Vec<Result<Scores, trommel_infer::InferError>> {
-    let calls: Vec<_> = images
-        .into_iter()
-        .map(|pixels| tokio::spawn(engine.classify(pixels)))
-        .collect();
-    let mut answers = Vec::new();
-    for call in calls {
-        answers.push(call.await.unwrap());
-    }
-    answers
-}
+use trommel_types::{Lane, Scores};
 
 fn raw(answer: &Result<Scores, trommel_infer::InferError>) -> &[f32] {
     answer.as_ref().unwrap().logits.as_deref().unwrap()
@@ -33,19 +17,7 @@ fn raw(answer: &Result<Scores, trommel_infer::InferError>) -> &[f32] {
 
 #[tokio::test]
 async fn every_layout_and_type_gives_the_logits_of_the_formula() {
-    type Received = fn(u8, usize) -> f32;
-    for (name, received, tolerance) in [
-        ("nchw_f32", normalised as Received, 1e-4),
-        ("nhwc_f32", normalised, 1e-4),
-        // f16 keeps 11 bits; the logits are below 32.
-        ("nchw_f16", normalised, 0.05),
-        ("nhwc_f16", normalised, 0.05),
-        ("nchw_u8", as_it_is, 1e-2),
-        ("nhwc_u8", as_it_is, 1e-2),
-        ("fixed4", normalised, 1e-4),
-        ("external", normalised, 1e-4),
-        ("optimum", normalised, 1e-4),
-    ] {
+    for (name, received, tolerance) in MODELS {
         let engine = engine(name);
         let answers = classify_all(&engine, (0..10).map(image)).await;
         for (number, answer) in answers.iter().enumerate() {
@@ -56,7 +28,10 @@ async fn every_layout_and_type_gives_the_logits_of_the_formula() {
 
 #[tokio::test]
 async fn the_top_is_in_order_with_labels_and_adds_up() {
-    let scores = engine("nchw_f32").classify(image(3)).await.unwrap();
+    let scores = engine("nchw_f32")
+        .classify(image(3), Lane::Normal)
+        .await
+        .unwrap();
     let logits = scores.logits.unwrap();
     let powers: Vec<f32> = logits.iter().map(|logit| logit.exp()).collect();
     assert_eq!(scores.top.len(), 3);
@@ -180,7 +155,7 @@ async fn an_engine_and_another_can_share_a_model() {
     let engines = [options(1, 2), options(2, 3)]
         .map(|options| Engine::start(model.clone(), options).unwrap());
     for engine in &engines {
-        let answer = engine.classify(image(1)).await;
+        let answer = engine.classify(image(1), Lane::High).await;
         assert_close(raw(&answer), &logits(&image(1), as_it_is), 1e-2);
     }
 }
@@ -188,7 +163,7 @@ async fn an_engine_and_another_can_share_a_model() {
 #[tokio::test]
 async fn an_accepted_image_is_answered_after_the_engine_is_gone() {
     let engine = engine("nchw_f32");
-    let call = tokio::spawn(engine.classify(vec![9; SHAPE.len()]));
+    let call = tokio::spawn(engine.classify(vec![9; SHAPE.len()], Lane::Low));
     tokio::task::yield_now().await; // the call is now in the former, its batch not full
     drop(engine);
     assert!(call.await.unwrap().is_ok());

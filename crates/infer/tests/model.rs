@@ -12,7 +12,7 @@ use trommel_infer::{
     Activation, Device, Dim, Element, Engine, EngineOptions, InferErrorKind, Layout, Model,
     ModelOptions,
 };
-use trommel_types::Shape;
+use trommel_types::{Lane, Shape};
 
 /// A folder of its own with the model of another and other files beside it.
 fn variant(model: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -152,7 +152,7 @@ async fn problem_type_makes_it_sigmoid() {
     .unwrap();
     assert_eq!(model.inspect().activation, Activation::Sigmoid);
     let engine = Engine::start(model, options(1, 1)).unwrap();
-    let scores = engine.classify(image(0)).await.unwrap();
+    let scores = engine.classify(image(0), Lane::Normal).await.unwrap();
     let best = scores.logits.unwrap().into_iter().fold(f32::MIN, f32::max);
     assert_eq!(scores.top.len(), 1);
     assert!((scores.top[0].score - 1.0 / (1.0 + (-best).exp())).abs() < 1e-6);
@@ -248,7 +248,7 @@ fn a_device_that_is_not_there_is_an_error_and_never_the_cpu() {
     for name in ["cuda:0", "tensorrt:0", "cuda:4294967295"] {
         let device = Device::parse(name).unwrap();
         let options = ModelOptions {
-            device,
+            devices: device.into(),
             ..ModelOptions::default()
         };
         match open_with(&folder("nchw_f32"), &options) {
@@ -260,7 +260,7 @@ fn a_device_that_is_not_there_is_an_error_and_never_the_cpu() {
                 );
             }
             // On a machine with such a device and a library for it.
-            Ok(model) => assert_eq!(model.device(), device),
+            Ok(model) => assert_eq!(model.devices(), &device.into()),
         }
     }
 }
@@ -304,7 +304,7 @@ fn classes_that_only_a_run_reveals_fail_at_start() {
 #[tokio::test]
 async fn pixels_of_another_length_are_refused() {
     let error = engine("nchw_f32")
-        .classify(vec![0; SHAPE.len() - 1])
+        .classify(vec![0; SHAPE.len() - 1], Lane::Normal)
         .await
         .unwrap_err();
     assert_eq!(error.kind(), InferErrorKind::Pixels);

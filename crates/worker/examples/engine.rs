@@ -1,7 +1,7 @@
 //! How fast an engine classifies while images always wait for it.
 //!
 //! `cargo run --release -p trommel-worker --example engine -- MODEL_DIR SECONDS [INSTANCES
-//! INTRA_THREADS MAX_BATCH]` prints one JSON object: images/s, the mean fill of the batches, and the
+//! INTRA_THREADS MAX_BATCH [DEVICE [PRECISION]]]` prints one JSON object: images/s, the mean fill of the batches, and the
 //! time between batches as a share of the time spent on them. Settings that are not given are the
 //! defaults.
 
@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use trommel_infer::{Engine, Model, ModelOptions, Runtime};
+use trommel_infer::{Engine, Model, Precision, Runtime};
 use trommel_preprocess::Plan;
+use trommel_types::Lane;
 use trommel_worker::{InferConfig, engine_options};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,17 +27,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shape = plan
         .shape()
         .ok_or("the plan gives tensors of different sizes")?;
-    let mut config = InferConfig::default();
-    if let [instances, intra_threads, max_batch] = &args.collect::<Vec<_>>()[..] {
+    let mut config = InferConfig {
+        cache: Some(std::env::temp_dir().join("trommel-engines")),
+        ..InferConfig::default()
+    };
+    let args: Vec<_> = args.collect();
+    if let [instances, intra_threads, max_batch, place @ ..] = &args[..] {
         config.instances = Some(instances.parse()?);
         config.intra_threads = Some(intra_threads.parse()?);
         config.max_batch = Some(max_batch.parse()?);
+        if let [device, precision @ ..] = place {
+            config.device.clone_from(device);
+            // `fused` is for a processor what a GPU does anyway.
+            match precision.first().map(String::as_str) {
+                Some("fp16") => config.precision = Precision::Fp16,
+                Some("int8") => config.precision = Precision::Int8,
+                Some("fused") => config.fused = Some(true),
+                None | Some("model") => {}
+                Some(other) => return Err(format!("no precision {other}").into()),
+            }
+        }
     }
-    let options = ModelOptions {
-        intra_threads: config.intra_threads(),
-        top_k: config.top_k,
-        ..ModelOptions::default()
-    };
+    let options = config.model_options()?;
     let runtime = Runtime::load(None)?;
     let model = Model::open(&runtime, model, plan.normalization(), shape, &options)?;
     let options = engine_options(&model, &config)?;
@@ -51,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (images, took) = tokio.block_on(async {
         let start = Instant::now();
         let mut calls: FuturesUnordered<_> = (0..waiting)
-            .map(|_| engine.classify(pixels.clone()))
+            .map(|_| engine.classify(pixels.clone(), Lane::Normal))
             .collect();
         let mut images = 0_u32;
         while start.elapsed() < time {
@@ -59,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 scores?;
                 images += 1;
             }
-            calls.push(engine.classify(pixels.clone()));
+            calls.push(engine.classify(pixels.clone(), Lane::Normal));
         }
         Ok::<_, trommel_infer::InferError>((images, start.elapsed()))
     })?;

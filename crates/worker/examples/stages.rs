@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
 use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_types::Lane;
 
 /// Images that a run takes.
 const IMAGES: usize = 600;
@@ -75,7 +76,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let images = cores * IMAGES / 2;
             let start = Instant::now();
             tokio.block_on(async {
-                let calls = (0..images).map(|_| engine.classify(vec![127; shape.len()]));
+                let calls =
+                    (0..images).map(|_| engine.classify(vec![127; shape.len()], Lane::Normal));
                 futures::future::join_all(calls)
                     .await
                     .into_iter()

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use trommel_infer::{EngineOptions, InferError, Model};
+use trommel_infer::{Device, Devices, EngineOptions, InferError, Model};
 
 use crate::InferConfig;
 
@@ -54,11 +54,22 @@ fn fastest(model: &Model, config: &InferConfig) -> Result<usize, InferError> {
 /// The name of the file for a model on this machine: everything that the speed depends on.
 fn name(model: &Model, config: &InferConfig) -> String {
     let (instances, threads) = (config.instances(), config.intra_threads());
-    let (version, device) = (model.version(), model.device());
-    let name = format!("{version} {device} {instances}x{threads} {}", processor());
+    let (version, devices) = (model.version(), model.devices());
+    let place = if model.is_fused() { "fused " } else { "" };
+    let machine = device_name(config).unwrap_or_else(processor);
+    let precision = config.precision;
+    let name = format!("{version} {devices} {precision:?} {place}{instances}x{threads} {machine}");
     let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name: String = name.chars().map(allowed).collect();
     format!("{name}.json")
+}
+
+/// The GPU as its driver calls it, of a model that runs on one.
+fn device_name(config: &InferConfig) -> Option<String> {
+    match Devices::parse(&config.device).ok()?.first() {
+        Device::Cpu => None,
+        Device::Cuda(number) | Device::TensorRt(number) => trommel_infer::gpu_name(number),
+    }
 }
 
 /// The processor as Linux calls it.

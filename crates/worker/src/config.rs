@@ -4,10 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trommel_infer::Device;
+use trommel_infer::{Devices, InferError, ModelOptions, Precision};
 use trommel_preprocess::{Limits, Mode};
 use trommel_queue::BrokerConfig;
 use trommel_storage::{PostgresConfig, S3Config};
+
+const MIB: usize = 1 << 20;
+/// Sessions on a GPU.
+const ON_A_GPU: usize = 2;
 
 /// How the roles work. Every default suits one machine that classifies a folder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -95,14 +99,28 @@ impl Default for PreprocessConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct InferConfig {
-    /// Where the model runs: `cpu`, `cuda:N` or `tensorrt:N`. A device that is not there is an
-    /// error at start. Default: `cpu`.
+    /// Where the model runs: `cpu`, `cuda:N` or `tensorrt:N`, or several GPUs as in
+    /// `cuda:0,cuda:1`. A device that is not there is an error at start. Default: `cpu`.
     pub device: String,
-    /// Sessions that run side by side, each with a copy of the model. Default: one a core, at
-    /// most 4.
+    /// Sessions that run side by side on each device, each with a copy of the model. Default: on a
+    /// CPU one a core, at most 4; on a GPU 2, of which one copies while the other computes.
     pub instances: Option<NonZeroUsize>,
-    /// Threads inside one session. Default: the cores divided by the instances.
+    /// Threads inside one session. Default: the cores divided by the instances; for a GPU 1.
     pub intra_threads: Option<NonZeroUsize>,
+    /// Whether the threads of each session stay on cores of their own. Default: no.
+    pub pin_threads: bool,
+    /// Whether images are normalised and the best classes chosen in the model's graph, on its
+    /// device. Default: on GPUs.
+    pub fused: Option<bool>,
+    /// Whether a GPU records what it does with a batch and plays it again, by CUDA graphs. Default:
+    /// yes, with a warning for a model that cannot be recorded.
+    pub cuda_graphs: bool,
+    /// In how many bits TensorRT computes: `model` (as the model says), `fp16` or `int8`. Default:
+    /// `model`.
+    pub precision: Precision,
+    /// Most memory in MiB that the sessions of one model may take on a device: the processor's for
+    /// their weights, a GPU's for their arenas. Default: as much as there is.
+    pub memory_budget: Option<NonZeroUsize>,
     /// Images in a full batch. Default: the fastest number, which is measured when a model is
     /// first loaded on a machine.
     pub max_batch: Option<NonZeroUsize>,
@@ -130,6 +148,11 @@ impl Default for InferConfig {
             device: "cpu".to_owned(),
             instances: None,
             intra_threads: None,
+            pin_threads: false,
+            fused: None,
+            cuda_graphs: true,
+            precision: Precision::Model,
+            memory_budget: None,
             max_batch: None,
             cache: None,
             max_wait: Duration::from_millis(20),
@@ -165,9 +188,51 @@ impl PreprocessConfig {
 }
 
 impl InferConfig {
-    /// Sessions that run side by side, with the default applied.
+    /// How models are to be opened.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    pub fn model_options(&self) -> Result<ModelOptions, InferError> {
+        Ok(ModelOptions {
+            devices: Devices::parse(&self.device)?,
+            intra_threads: self.intra_threads(),
+            pin_threads: self.pin_threads,
+            fused: self.fused,
+            max_batch: self.largest_batch(),
+            cuda_graphs: self.cuda_graphs,
+            precision: self.precision,
+            cache: self.cache.clone(),
+            memory_limit: self.memory_of_one(),
+            top_k: self.top_k,
+            logits: self.logits,
+            embedding: self.embedding,
+        })
+    }
+
+    /// Sessions that run side by side on all devices, with the default applied.
     pub fn instances(&self) -> usize {
-        self.instances.map_or_else(|| cores().min(4), Into::into)
+        let devices = Devices::parse(&self.device).ok();
+        let default = || {
+            if self.is_gpu() {
+                ON_A_GPU
+            } else {
+                cores().min(4)
+            }
+        };
+        let of_each = self.instances.map_or_else(default, Into::into);
+        of_each * devices.map_or(1, |devices| devices.len())
+    }
+
+    /// Bytes that one session may take of its device's memory.
+    fn memory_of_one(&self) -> Option<usize> {
+        let devices = Devices::parse(&self.device).map_or(1, |devices| devices.len());
+        let of_each = (self.instances() / devices).max(1);
+        let budget = self.memory_budget?.get().saturating_mul(MIB);
+        Some(budget / of_each)
+    }
+
+    fn is_gpu(&self) -> bool {
+        Devices::parse(&self.device).is_ok_and(|devices| devices.first().is_gpu())
     }
 
     /// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
@@ -177,14 +242,18 @@ impl InferConfig {
 
     /// Images in a full batch at most: as many as are configured, or as the device is tried with.
     pub(crate) fn largest_batch(&self) -> usize {
-        let largest = || Device::parse(&self.device).map_or(1, Device::largest_batch);
+        let devices = Devices::parse(&self.device);
+        let largest = || devices.map_or(1, |devices| devices.first().largest_batch());
         self.max_batch.map_or_else(largest, Into::into)
     }
 
     /// Threads inside one session, with the default applied.
     pub fn intra_threads(&self) -> usize {
-        self.intra_threads
-            .map_or_else(|| (cores() / self.instances()).max(1), Into::into)
+        let default = || match self.is_gpu() {
+            true => 1,
+            false => (cores() / self.instances()).max(1),
+        };
+        self.intra_threads.map_or_else(default, Into::into)
     }
 }
 
@@ -363,8 +432,9 @@ impl WorkerConfig {
         let mut problems = self.broker.problems();
         problems.extend(self.s3.problems());
         problems.extend(self.telemetry.problems());
-        if let Err(error) = Device::parse(&self.infer.device) {
-            problems.push(format!("infer.device: {error}"));
+        let options = self.infer.model_options();
+        if let Err(error) = options.and_then(|options| options.check()) {
+            problems.push(format!("infer: {error}"));
         }
         if self.preprocess.max_bytes == 0 {
             problems.push("preprocess.max-bytes: 0 refuses every image; set at least 1".to_owned());
@@ -387,5 +457,37 @@ impl WorkerConfig {
             problems.push("sink.part-interval: must be longer than 0s".to_owned());
         }
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_have_two_sessions_each_and_share_no_core() {
+        let of = |device: &str| {
+            let config = InferConfig {
+                device: device.to_owned(),
+                ..InferConfig::default()
+            };
+            (config.instances(), config.intra_threads())
+        };
+        assert_eq!(of("cuda:0"), (2, 1));
+        assert_eq!(of("tensorrt:0,tensorrt:1"), (4, 1));
+        let (instances, threads) = of("cpu");
+        assert!(instances * threads <= cores() && instances <= 4);
+    }
+
+    #[test]
+    fn the_memory_of_a_device_is_shared_by_its_sessions() {
+        let config = InferConfig {
+            device: "cuda:0,cuda:1".to_owned(),
+            memory_budget: NonZeroUsize::new(64),
+            ..InferConfig::default()
+        };
+        let options = config.model_options().unwrap();
+        assert_eq!(options.memory_limit, Some(32 << 20));
+        assert_eq!(options.devices.len(), 2);
     }
 }

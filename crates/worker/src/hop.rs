@@ -45,7 +45,9 @@ pub(crate) struct LocalHop {
 impl TensorHop for LocalHop {
     async fn hand_on(&self, tensor: PreparedImage, model: &ModelId) -> Result<(), TaskError> {
         let engine = self.engines.engine(model).await?;
-        let scores = engine.classify(tensor.pixels.clone()).await?;
+        let scores = engine
+            .classify(tensor.pixels.clone(), tensor.image.lane)
+            .await?;
         self.settler
             .publish(tensor.outcome(Outcome::Ok(scores), 1, model))
             .await?;

@@ -99,7 +99,9 @@ async fn classify_one(
     }
     ctx.settler.check_attempt(delivery.attempt())?;
     let engine = ctx.engines.engine(model).await?;
-    let scores = engine.classify(image.pixels.clone()).await?;
+    let scores = engine
+        .classify(image.pixels.clone(), image.image.lane)
+        .await?;
     let answer = image.outcome(Outcome::Ok(scores), delivery.attempt(), model);
     ctx.settler.publish(answer).await?; // returns once stored
     Ok(())

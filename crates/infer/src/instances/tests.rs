@@ -79,8 +79,16 @@ impl Backend for Fake {
         self.fixed.unwrap_or(images)
     }
 
-    fn warm_up(&mut self, images: usize) -> Result<(), InferError> {
+    fn blank(&mut self, images: usize) -> Result<(), InferError> {
         self.check(self.room[0], images)
+    }
+
+    fn warm_up(&mut self, images: usize) -> Result<(), InferError> {
+        self.blank(images)
+    }
+
+    fn end_profiling(&mut self) -> Result<String, InferError> {
+        unreachable!("nothing is profiled here")
     }
 }
 
@@ -107,14 +115,23 @@ fn options(instances: usize, max_batch: usize, max_wait: Duration) -> EngineOpti
 
 fn start(fake: &Fake, options: EngineOptions) -> Instances {
     let fake = fake.clone();
-    Instances::start("test", options, move || Ok(fake.clone())).unwrap()
+    Instances::start("test", options, move |_| Ok(fake.clone())).unwrap()
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Scores, InferError>> + Send>>;
 
 fn classify(instances: &Instances, image: u8) -> Answer {
+    classify_in(instances, image, Lane::Normal)
+}
+
+/// That of the lane of [`classify`].
+fn room(instances: &Instances) -> &Semaphore {
+    &instances.shared().room[Lane::Normal as usize]
+}
+
+fn classify_in(instances: &Instances, image: u8, lane: Lane) -> Answer {
     let shared = Arc::clone(instances.shared());
-    Box::pin(async move { shared.classify(Bytes::from(vec![image])).await })
+    Box::pin(async move { shared.classify(Bytes::from(vec![image]), lane).await })
 }
 
 /// Calls for each image and polls the calls in order, so that they are accepted in order.
@@ -212,7 +229,7 @@ async fn images_beyond_the_room_wait_outside() {
     // One batch is computed, one is formed ahead, one is forming; the next waits outside.
     let inside = classify_all(&instances, &[3, 4, 5, 6]);
     let mut outside = classify_all(&instances, &[7]);
-    assert_eq!(instances.shared().room.available_permits(), 0);
+    assert_eq!(room(&instances).available_permits(), 0);
     gate.open();
     assert_eq!(kinds(first).await, [None; 2]);
     assert_eq!(kinds(inside).await, [None; 4]);
@@ -222,7 +239,7 @@ async fn images_beyond_the_room_wait_outside() {
     );
     instances.shared().flush();
     assert_eq!(kinds(outside).await, [None]);
-    assert_eq!(instances.shared().room.available_permits(), 4);
+    assert_eq!(room(&instances).available_permits(), 4);
 }
 
 #[tokio::test]
@@ -234,12 +251,20 @@ async fn instances_work_side_by_side() {
             Ok(images.iter().map(|image| Ok(scores(image[0]))).collect())
         }
 
-        fn warm_up(&mut self, _images: usize) -> Result<(), InferError> {
+        fn blank(&mut self, _images: usize) -> Result<(), InferError> {
             Ok(())
+        }
+
+        fn warm_up(&mut self, images: usize) -> Result<(), InferError> {
+            self.blank(images)
+        }
+
+        fn end_profiling(&mut self) -> Result<String, InferError> {
+            unreachable!("nothing is profiled here")
         }
     }
     let barrier = Arc::new(Barrier::new(2));
-    let make = move || Ok(Meeting(Arc::clone(&barrier)));
+    let make = move |_| Ok(Meeting(Arc::clone(&barrier)));
     let instances = Instances::start("test", options(2, 1, LONG), make).unwrap();
     assert_eq!(kinds(classify_all(&instances, &[1, 2])).await, [None; 2]);
 }
@@ -299,7 +324,7 @@ async fn a_lost_device_is_told_to_its_batch_and_ends_the_engine() {
     let instances = start(&fake, options(1, 2, LONG));
     let answers = kinds(classify_all(&instances, &[1, LOSES_DEVICE])).await;
     assert_eq!(answers, [Some(InferErrorKind::DeviceLost); 2]);
-    wait_until(|| instances.shared().room.is_closed());
+    wait_until(|| room(&instances).is_closed());
     let late = classify(&instances, 3).await.unwrap_err();
     assert_eq!(late.kind(), InferErrorKind::EngineStopped);
     assert_eq!(fake.batches.lock().unwrap().len(), 1);
@@ -353,7 +378,7 @@ async fn an_image_whose_caller_has_left_is_passed_over() {
         *fake.batches.lock().unwrap(),
         [vec![1, 2], vec![4], vec![5]]
     );
-    assert_eq!(instances.shared().room.available_permits(), 4);
+    assert_eq!(room(&instances).available_permits(), 4);
 }
 
 #[tokio::test]
@@ -389,6 +414,30 @@ async fn batches_that_find_no_memory_are_halved_and_no_image_is_lost() {
     assert_eq!(seen, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 
+#[tokio::test]
+async fn urgent_images_go_before_those_that_came_first() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 2, LONG));
+    // The first batch is being computed when the others come.
+    let mut answers = classify_all(&instances, &[1, 2]);
+    while fake.batches.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    answers.extend(classify_all(&instances, &[3, 4]));
+    for image in [5, 6] {
+        let mut answer = classify_in(&instances, image, Lane::High);
+        assert!(is_pending(&mut answer));
+        answers.push(answer);
+    }
+    gate.open();
+    assert_eq!(kinds(answers).await, [None; 6]);
+    assert_eq!(*fake.batches.lock().unwrap(), [[1, 2], [5, 6], [3, 4]]);
+}
+
 #[test]
 fn a_batch_that_cannot_be_smaller_and_finds_no_memory_is_an_error_at_start() {
     let fake = Fake {
@@ -396,7 +445,7 @@ fn a_batch_that_cannot_be_smaller_and_finds_no_memory_is_an_error_at_start() {
         room: [Some(4), None],
         ..Fake::default()
     };
-    let started = Instances::start("test", options(1, 8, LONG), move || Ok(fake.clone()));
+    let started = Instances::start("test", options(1, 8, LONG), move |_| Ok(fake.clone()));
     assert_eq!(started.unwrap_err().kind(), InferErrorKind::OutOfMemory);
 }
 
@@ -405,7 +454,7 @@ fn an_instance_that_cannot_start_stops_the_others() {
     let calls = Mutex::new(0);
     let alive = Arc::new(());
     let probe = Arc::clone(&alive);
-    let error = Instances::start("test", options(3, 2, LONG), move || {
+    let error = Instances::start("test", options(3, 2, LONG), move |_| {
         let _holds = &probe;
         let mut calls = calls.lock().unwrap();
         *calls += 1;
@@ -421,7 +470,7 @@ fn an_instance_that_cannot_start_stops_the_others() {
 
 #[test]
 fn a_panic_at_start_is_an_error() {
-    let make = || -> Result<Fake, InferError> { panic!("told to") };
+    let make = |_| -> Result<Fake, InferError> { panic!("told to") };
     let error = Instances::start("test", options(2, 2, LONG), make).unwrap_err();
     assert_eq!(error.kind(), InferErrorKind::EngineStopped);
     assert!(error.to_string().contains("panicked at start"), "{error}");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use trommel_infer::{Engine, EngineOptions, InferError, Model, ModelOptions, Runtime};
-use trommel_types::{Normalization, Shape};
+use trommel_types::{Lane, Normalization, Scores, Shape};
 
 /// The images of the test models; see `models/README.md`.
 pub(crate) const SHAPE: Shape = Shape {
@@ -87,6 +87,39 @@ pub(crate) fn normalised(pixel: u8, channel: usize) -> f32 {
     (f32::from(pixel) * scale - mean[channel]) / std[channel]
 }
 
+/// What a model makes of a pixel in a channel.
+pub(crate) type Received = fn(u8, usize) -> f32;
+
+/// Models of the formula, what they receive, and how far their logits may be from it.
+pub(crate) const MODELS: [(&str, Received, f32); 9] = [
+    ("nchw_f32", normalised, 1e-4),
+    ("nhwc_f32", normalised, 1e-4),
+    // f16 keeps 11 bits; the logits are below 32.
+    ("nchw_f16", normalised, 0.05),
+    ("nhwc_f16", normalised, 0.05),
+    ("nchw_u8", as_it_is, 1e-2),
+    ("nhwc_u8", as_it_is, 1e-2),
+    ("fixed4", normalised, 1e-4),
+    ("external", normalised, 1e-4),
+    ("optimum", normalised, 1e-4),
+];
+
+/// Classifies all at once and waits for every answer.
+pub(crate) async fn classify_all(
+    engine: &Engine,
+    images: impl IntoIterator<Item = Vec<u8>>,
+) -> Vec<Result<Scores, InferError>> {
+    let calls: Vec<_> = images
+        .into_iter()
+        .map(|pixels| tokio::spawn(engine.classify(pixels, Lane::Normal)))
+        .collect();
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(call.await.unwrap());
+    }
+    answers
+}
+
 /// What a model with a u8 input receives.
 pub(crate) fn as_it_is(pixel: u8, _channel: usize) -> f32 {
     f32::from(pixel)
@@ -100,4 +133,36 @@ pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
             "{found} instead of {expected}"
         );
     }
+}
+
+/// Classes and scores by softmax, the best first.
+fn best(logits: [f32; 3], k: usize) -> (Vec<u32>, Vec<f32>) {
+    let most = logits.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let powers = logits.map(|logit| (logit - most).exp());
+    let sum: f32 = powers.iter().sum();
+    let mut order = [0u32, 1, 2];
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+    let order = &order[..k];
+    let scores = order.iter().map(|class| powers[*class as usize] / sum);
+    (order.to_vec(), scores.collect())
+}
+
+/// Fails unless the answer is that of the logits.
+#[track_caller]
+pub(crate) fn assert_best(
+    answer: &Result<Scores, InferError>,
+    expected: [f32; 3],
+    k: usize,
+    tolerance: f32,
+) {
+    let scores = answer.as_ref().unwrap();
+    let (classes, expected) = best(expected, k);
+    let top = &scores.top;
+    assert_eq!(top.iter().map(|top| top.class).collect::<Vec<_>>(), classes);
+    let found: Vec<_> = top.iter().map(|top| top.score).collect();
+    assert_close(&found, &expected, tolerance);
+    for top in top {
+        assert_eq!(&*top.label, ["red", "green", "blue"][top.class as usize]);
+    }
+    assert_eq!(scores.logits, None);
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use trommel_infer::{Engine, Model, ModelOptions, Runtime};
+use trommel_infer::{Engine, Model, Runtime};
 use trommel_preprocess::Plan;
 use trommel_storage::{Mirror, S3Config};
 
@@ -224,19 +224,12 @@ impl Repository {
                 known.dir.display()
             ))
         })?;
-        let options = ModelOptions {
-            device: trommel_infer::Device::parse(&config.device)?,
-            intra_threads: config.intra_threads(),
-            top_k: config.top_k,
-            logits: config.logits,
-            embedding: config.embedding,
-        };
         let model = Model::open(
             runtime,
             &known.dir,
             known.plan.normalization(),
             shape,
-            &options,
+            &config.model_options()?,
         )?;
         let options = engine_options(&model, config)?;
         Ok(Engine::start(model, options)?)

@@ -1,0 +1,319 @@
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use ort::memory::Allocator;
+use ort::session::{IoBinding, NoSelectedOutputs, RunOptions, Session};
+use ort::value::{DynTensor, Tensor, TensorElementType};
+use trommel_types::Scores;
+
+use crate::answers::{embeddings, scores};
+use crate::backend::Backend;
+use crate::buckets::Buckets;
+use crate::device::Memory;
+use crate::ends::{ALL_LOGITS, CLASSES, EMBEDDINGS, LOGITS, PIXELS, PREPARED, SCORES, VECTORS};
+use crate::error::reason;
+use crate::model::Inner;
+use crate::scores::Scorer;
+use crate::signature::Layout;
+use crate::{InferError, InferErrorKind};
+
+/// Held for writing while a GPU's work is recorded, by whoever else uses a GPU for reading: CUDA lets a
+/// recording fail when another thread takes memory or waits for the device meanwhile.
+pub(crate) static RECORDING: RwLock<()> = RwLock::new(());
+
+/// A model between two small graphs that take pixels and give few numbers, with tensors that stay
+/// where they are: a set for each size of batch, so that a device may record what it does with them
+/// and play it again.
+///
+/// The first graph copies pixels from the processor's memory to the device, the last one the answers
+/// back. Two of these on one device copy and compute at the same time.
+pub(crate) struct BoundBackend {
+    model: Arc<Inner>,
+    /// Which instance this is.
+    number: usize,
+    sessions: Sessions,
+    /// Classes that the device chooses, if it does.
+    best: Option<usize>,
+    buckets: Buckets,
+    /// Those that have been used, each made when it first was.
+    sets: Vec<TensorSet>,
+    scorer: Scorer,
+    sides: Sides,
+}
+
+/// The graphs, in the order in which they run.
+pub(crate) struct Sessions {
+    pub(crate) before: Session,
+    pub(crate) model: Session,
+    pub(crate) behind: Session,
+    /// Whether a GPU records what it does for the model.
+    pub(crate) graphs: bool,
+}
+
+/// Where tensors lie.
+struct Sides {
+    /// Memory of the processor that the device reads and writes without its help.
+    host: Allocator,
+    device: Allocator,
+}
+
+/// The tensors for one size of batch, and how each graph is tied to them.
+struct TensorSet {
+    batch: usize,
+    /// `u8[batch, H, W, 3]`, on the processor's side.
+    pixels: Tensor<u8>,
+    before: IoBinding,
+    model: IoBinding,
+    behind: IoBinding,
+    /// What the last graph gives, on the processor's side.
+    outputs: Vec<DynTensor>,
+    /// Whether it has been run, and recorded if that is done.
+    is_used: bool,
+    /// For the run before the recording.
+    unrecorded: RunOptions<NoSelectedOutputs>,
+    recorded: RunOptions<NoSelectedOutputs>,
+}
+
+impl BoundBackend {
+    pub(crate) fn new(
+        model: Arc<Inner>,
+        sessions: Sessions,
+        number: usize,
+        max_batch: usize,
+    ) -> Result<Self, InferError> {
+        let scorer = model.scorer();
+        Ok(Self {
+            sides: Sides::of(&model, &sessions, number)?,
+            best: scorer.best_on_device(),
+            number,
+            sessions,
+            buckets: Buckets::new(max_batch, model.fixed_batch()),
+            sets: Vec::new(),
+            scorer,
+            model,
+        })
+    }
+
+    /// The place of the set for a batch of `images`; it is made if need be.
+    fn place(&mut self, images: usize) -> Result<usize, InferError> {
+        let batch = self.buckets.of(images);
+        if let Some(place) = self.sets.iter().position(|set| set.batch == batch) {
+            return Ok(place);
+        }
+        let set = {
+            let _beside = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+            self.tensor_set(batch)
+        };
+        let set = set.map_err(|error| self.model.run_error(&error, batch))?;
+        self.sets.push(set);
+        Ok(self.sets.len() - 1)
+    }
+
+    fn tensor_set(&self, batch: usize) -> ort::Result<TensorSet> {
+        let (model, sessions) = (&*self.model, &self.sessions);
+        let (signature, Sides { host, device }) = (&model.signature, &self.sides);
+        let (height, width) = (model.shape.height as usize, model.shape.width as usize);
+        let flat = |side, element, width: usize| DynTensor::new(side, element, [batch, width]);
+
+        let shape = match signature.layout {
+            Layout::Nchw => [batch, 3, height, width],
+            Layout::Nhwc => [batch, height, width, 3],
+        };
+        let mut prepared = DynTensor::new(device, signature.input_type.element(), shape)?;
+        let mut before = sessions.before.create_binding()?;
+        before.bind_output(PREPARED, &mut prepared)?;
+
+        let element = signature.output_type.element();
+        let mut logits = flat(device, element, model.labels.len())?;
+        let mut between = sessions.model.create_binding()?;
+        between.bind_input(&signature.input, &prepared)?;
+        between.bind_output(&signature.output, &mut logits)?;
+        let mut behind = sessions.behind.create_binding()?;
+        behind.bind_input(LOGITS, &logits)?;
+
+        let mut wanted = match self.best {
+            Some(k) => vec![
+                (SCORES, TensorElementType::Float32, k),
+                (CLASSES, TensorElementType::Int64, k),
+            ],
+            None => vec![(ALL_LOGITS, element, model.labels.len())],
+        };
+        if let Some(embedding) = &model.embedding {
+            let (element, width) = (embedding.output_type.element(), embedding.width()?);
+            let mut vectors = flat(device, element, width)?;
+            between.bind_output(&embedding.output, &mut vectors)?;
+            behind.bind_input(VECTORS, &vectors)?;
+            wanted.push((EMBEDDINGS, element, width));
+        }
+        let mut outputs = Vec::with_capacity(wanted.len());
+        for (name, element, width) in wanted {
+            let mut output = flat(host, element, width)?;
+            behind.bind_output(name, &mut output)?;
+            outputs.push(output);
+        }
+        // CUDA keeps one recording for each number, and none for -1; other devices read neither.
+        let options = |number: &str| {
+            let mut options = RunOptions::new()?;
+            options.set("gpu_graph_id", number)?;
+            Ok::<_, ort::Error>(options)
+        };
+        Ok(TensorSet {
+            batch,
+            pixels: Tensor::new(host, [batch, height, width, 3])?,
+            before,
+            model: between,
+            behind,
+            outputs,
+            is_used: false,
+            unrecorded: options("-1")?,
+            recorded: options(&batch.to_string())?,
+        })
+    }
+
+    /// Runs the first `images` images of the set in `place`. A set that the device has no memory for
+    /// is given up.
+    fn compute(
+        &mut self,
+        place: usize,
+        images: usize,
+    ) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        let set = &mut self.sets[place];
+        if let Err(error) = set.run(&mut self.sessions) {
+            let error = self.model.run_error(&error, set.batch);
+            if error.kind() == InferErrorKind::OutOfMemory {
+                self.sets.swap_remove(place);
+            }
+            return Err(error);
+        }
+        let (model, batch) = (&*self.model, set.batch);
+        let failed = |error: ort::Error| model.failed(&reason(&error));
+        let (mut outcomes, vectors) = match (&*set.outputs, self.best) {
+            ([best, classes, rest @ ..], Some(k)) => {
+                let (_, best) = best.try_extract_tensor().map_err(failed)?;
+                let (_, classes) = classes.try_extract_tensor().map_err(failed)?;
+                let rows = best.chunks_exact(k).zip(classes.chunks_exact(k));
+                let scorer = &self.scorer;
+                let chosen = rows.map(|(best, classes)| scorer.chosen(best, classes));
+                (chosen.take(images).collect(), rest)
+            }
+            ([logits, rest @ ..], _) => (
+                scores(model, logits, images, batch, &mut self.scorer)?,
+                rest,
+            ),
+            ([], _) => unreachable!("a set has the outputs that it was made with"),
+        };
+        if let [vectors, ..] = vectors {
+            embeddings(model, vectors, batch, &mut outcomes)?;
+        }
+        Ok(outcomes)
+    }
+
+    /// Runs batches of all sizes that there will be.
+    fn run_all_sizes(&mut self, images: usize) -> Result<(), InferError> {
+        for batch in self.buckets.up_to(images) {
+            self.blank(batch)
+                .map_err(|error| self.model.warm_up_error(&error, batch))?;
+        }
+        Ok(())
+    }
+}
+
+impl Backend for BoundBackend {
+    fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        let place = self.place(images.len())?;
+        self.sets[place].write(images, &self.model)?;
+        self.compute(place, images.len())
+    }
+
+    fn computed(&self, images: usize) -> usize {
+        self.buckets.of(images)
+    }
+
+    fn blank(&mut self, images: usize) -> Result<(), InferError> {
+        let place = self.place(images)?;
+        self.sets[place].write(&[], &self.model)?;
+        self.compute(place, images).map(drop)
+    }
+
+    /// Records all sizes of batch that there will be, where that is done. What cannot be recorded is
+    /// only found out here.
+    fn warm_up(&mut self, images: usize) -> Result<(), InferError> {
+        match self.run_all_sizes(images) {
+            Err(error) if self.sessions.graphs && !error.is_fatal() => {
+                tracing::warn!("going on without CUDA graphs: {error}");
+                self.sets.clear();
+                self.sessions = self.model.unrecorded_sessions(self.number)?;
+                self.sides = Sides::of(&self.model, &self.sessions, self.number)?;
+                self.run_all_sizes(images)
+            }
+            done => done,
+        }
+    }
+
+    fn end_profiling(&mut self) -> Result<String, InferError> {
+        self.model.end_profiling(&mut self.sessions.model)
+    }
+}
+
+impl Sides {
+    fn of(model: &Inner, sessions: &Sessions, number: usize) -> Result<Self, InferError> {
+        let device = model.options.devices.of(number);
+        let allocator = |memory: Memory| {
+            memory
+                .info()
+                .and_then(|info| Allocator::new(&sessions.model, info))
+                .map_err(|error| device.unavailable(&error))
+        };
+        Ok(Self {
+            host: allocator(device.host_memory())?,
+            device: allocator(device.memory())?,
+        })
+    }
+}
+
+impl TensorSet {
+    /// Writes the HWC pixels of `images`, and zeros behind them.
+    fn write(&mut self, images: &[Bytes], model: &Inner) -> Result<(), InferError> {
+        debug_assert!(images.len() <= self.batch, "a set that they fit into");
+        let (_, pixels) = self
+            .pixels
+            .try_extract_tensor_mut::<u8>()
+            .map_err(|error| model.failed(&reason(&error)))?;
+        let mut places = pixels.chunks_exact_mut(model.shape.len());
+        for (image, place) in images.iter().zip(places.by_ref()) {
+            place.copy_from_slice(image);
+        }
+        places.for_each(|place| place.fill(0));
+        Ok(())
+    }
+
+    /// The first run takes memory, and where recording is done the second one records.
+    fn run(&mut self, sessions: &mut Sessions) -> ort::Result<()> {
+        let graphs = sessions.graphs;
+        if graphs && !self.is_used {
+            self.run_once(sessions, false)?;
+            let _alone = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
+            self.run_once(sessions, true)?;
+        } else {
+            let _beside = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+            self.run_once(sessions, graphs)?;
+        }
+        self.is_used = true;
+        Ok(())
+    }
+
+    fn run_once(&mut self, sessions: &mut Sessions, recorded: bool) -> ort::Result<()> {
+        let options = match recorded {
+            true => &self.recorded,
+            false => &self.unrecorded,
+        };
+        // This is what copies them to a device.
+        self.before.bind_input(PIXELS, &self.pixels)?;
+        sessions.before.run_binding(&self.before)?;
+        sessions
+            .model
+            .run_binding_with_options(&self.model, options)?;
+        sessions.behind.run_binding(&self.behind)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! The two small graphs that stand before and behind a model on its device, so that images go there
+//! as they were prepared and few numbers come back.
+//!
+//! Before it: cast, normalisation and change of layout of `u8[N, H, W, 3]` pixels. Behind it: softmax
+//! and the best classes. Both are built by ONNX Runtime's model editor and run in sessions of their
+//! own, which also copy from the processor's memory and to it; the tensors between stay on the device.
+//! The arithmetic is that of `pack.rs` and `scores.rs`.
+
+use std::fmt::Debug;
+
+use ort::editor::{Graph, Model, Node, ONNX_DOMAIN, Opset};
+use ort::memory::Allocator;
+use ort::operator::Attribute;
+use ort::value::{
+    Outlet, PrimitiveTensorElementType, Shape, SymbolicDimensions, Tensor, TensorElementType,
+    ValueType,
+};
+use trommel_types::Normalization;
+
+use crate::pack::Line;
+use crate::signature::{InputType, Layout, OutputType, Signature};
+
+/// The first graph's input, `u8[N, H, W, 3]`.
+pub(crate) const PIXELS: &str = "pixels";
+/// The first graph's output, as the model takes it.
+pub(crate) const PREPARED: &str = "prepared";
+/// The last graph's input, as the model gives it.
+pub(crate) const LOGITS: &str = "logits";
+/// The last graph's other input, where rows hold embeddings.
+pub(crate) const VECTORS: &str = "vectors";
+/// Scores of the best classes, `f32[N, k]`, the best first. NaN where one logit is no finite number.
+pub(crate) const SCORES: &str = "scores";
+/// The numbers of these classes, `i64[N, k]`.
+pub(crate) const CLASSES: &str = "classes";
+/// The logits again, where the classes are not chosen on the device.
+pub(crate) const ALL_LOGITS: &str = "all_logits";
+/// The embeddings again.
+pub(crate) const EMBEDDINGS: &str = "embeddings";
+
+/// The set of ONNX's operators that the graphs are written in.
+const OPSET: u32 = 17;
+/// ONNX's numbers of element types, `TensorProto.DataType`.
+const FLOAT: i64 = 1;
+const FLOAT16: i64 = 10;
+
+/// A node of the first graph: it takes what the one before gives, and perhaps a constant.
+struct Step {
+    operator: &'static str,
+    constant: Option<[f32; 3]>,
+    attribute: Option<Attribute>,
+}
+
+impl Step {
+    fn plain(operator: &'static str, attribute: Attribute) -> Self {
+        Self {
+            operator,
+            constant: None,
+            attribute: Some(attribute),
+        }
+    }
+
+    /// With one value a channel.
+    fn by(operator: &'static str, constant: [f32; 3]) -> Self {
+        Self {
+            operator,
+            constant: Some(constant),
+            attribute: None,
+        }
+    }
+}
+
+/// From pixels to what the model takes.
+pub(crate) fn before(signature: &Signature, normalization: &Normalization) -> ort::Result<Model> {
+    let takes = signature.input_type;
+    let mut steps = Vec::new();
+    if takes != InputType::U8 {
+        let line = [0, 1, 2].map(|channel| Line::new(normalization, channel));
+        steps.push(Step::plain("Cast", Attribute::new("to", FLOAT)?));
+        steps.push(Step::by("Mul", line.map(|line| line.factor)));
+        steps.push(Step::by("Add", line.map(|line| line.offset)));
+    }
+    if takes == InputType::F16 {
+        steps.push(Step::plain("Cast", Attribute::new("to", FLOAT16)?));
+    }
+    // Without any step the pixels still have to get to the device: Transpose copies them as they are.
+    let axes = match signature.layout {
+        Layout::Nchw => vec![0i64, 3, 1, 2],
+        Layout::Nhwc => vec![0, 1, 2, 3],
+    };
+    if signature.layout == Layout::Nchw || steps.is_empty() {
+        steps.push(Step::plain("Transpose", Attribute::new("perm", axes)?));
+    }
+
+    let mut graph = Graph::new()?;
+    graph.set_inputs([outlet(PIXELS, TensorElementType::Uint8, 4)])?;
+    graph.set_outputs([outlet(PREPARED, takes.element(), 4)])?;
+    let last = steps.len() - 1;
+    let mut at = PIXELS.to_owned();
+    for (place, step) in steps.into_iter().enumerate() {
+        let name = format!("prepare_{place}");
+        let constant = format!("{name}_by");
+        let mut inputs = vec![at.as_str()];
+        if let Some(values) = step.constant {
+            add_constant(&mut graph, &constant, values)?;
+            inputs.push(&constant);
+        }
+        let output = match place == last {
+            true => PREPARED.to_owned(),
+            false => format!("{name}_output"),
+        };
+        let node = node(step.operator, &name, &inputs, &[&output], step.attribute)?;
+        graph.add_node(node)?;
+        at = output;
+    }
+    model(graph)
+}
+
+/// From a model's logits to the `best` classes by softmax, or to all logits; and the embeddings.
+pub(crate) fn behind(
+    logits: OutputType,
+    best: Option<usize>,
+    embedding: Option<OutputType>,
+) -> ort::Result<Model> {
+    let mut graph = Graph::new()?;
+    let mut inputs = vec![outlet(LOGITS, logits.element(), 2)];
+    let mut outputs = match best {
+        Some(_) => vec![
+            outlet(SCORES, TensorElementType::Float32, 2),
+            outlet(CLASSES, TensorElementType::Int64, 2),
+        ],
+        None => vec![outlet(ALL_LOGITS, logits.element(), 2)],
+    };
+    if let Some(embedding) = embedding {
+        inputs.push(outlet(VECTORS, embedding.element(), 2));
+        outputs.push(outlet(EMBEDDINGS, embedding.element(), 2));
+        let copy = node("Identity", "copy_vectors", &[VECTORS], &[EMBEDDINGS], None)?;
+        graph.add_node(copy)?;
+    }
+    graph.set_inputs(inputs)?;
+    graph.set_outputs(outputs)?;
+    match best {
+        Some(k) => add_choice(&mut graph, k)?,
+        None => {
+            let copy = node("Identity", "copy_logits", &[LOGITS], &[ALL_LOGITS], None)?;
+            graph.add_node(copy)?;
+        }
+    }
+    model(graph)
+}
+
+fn add_choice(graph: &mut Graph, k: usize) -> ort::Result<()> {
+    let (wide, all, chosen, nothing, spoiler) = ("wide", "all", "chosen", "nothing", "spoiler");
+    let (count, axes) = ("k", "axes");
+    add_constant(graph, count, [k as i64])?;
+    add_constant(graph, axes, [-1i64])?;
+    let last_axis = || Attribute::new("axis", -1i64).map(Some);
+    for (operator, inputs, outputs, attribute) in [
+        (
+            "Cast",
+            &[LOGITS][..],
+            &[wide][..],
+            Some(Attribute::new("to", FLOAT)?),
+        ),
+        ("Softmax", &[wide], &[all], last_axis()?),
+        // Of the logits and not of their softmax, in which small ones become equal.
+        ("TopK", &[wide, count], &["best", CLASSES], last_axis()?),
+        ("GatherElements", &[all, CLASSES], &[chosen], last_axis()?),
+        // A logit less itself is 0, or NaN if it is infinite or none; one spoils its image's scores.
+        ("Sub", &[wide, wide], &[nothing], None),
+        ("ReduceSum", &[nothing, axes], &[spoiler], None),
+        ("Add", &[chosen, spoiler], &[SCORES], None),
+    ] {
+        let name = operator.to_lowercase();
+        graph.add_node(node(operator, &name, inputs, outputs, attribute)?)?;
+    }
+    Ok(())
+}
+
+fn model(graph: Graph) -> ort::Result<Model> {
+    let mut model = Model::new([Opset::new(ONNX_DOMAIN, OPSET)?])?;
+    model.set_graph(graph)?;
+    Ok(model)
+}
+
+/// A tensor of as many dimensions, all of any length.
+fn outlet(name: &str, ty: TensorElementType, dimensions: usize) -> Outlet {
+    Outlet::new(
+        name,
+        ValueType::Tensor {
+            ty,
+            shape: Shape::new((0..dimensions).map(|_| -1)),
+            dimension_symbols: SymbolicDimensions::empty(dimensions),
+        },
+    )
+}
+
+fn add_constant<T: PrimitiveTensorElementType + Copy + Debug, const N: usize>(
+    graph: &mut Graph,
+    name: &str,
+    values: [T; N],
+) -> ort::Result<()> {
+    let mut constant = Tensor::<T>::new(&Allocator::default(), [N])?;
+    let (_, place) = constant.try_extract_tensor_mut::<T>()?;
+    place.copy_from_slice(&values);
+    graph.add_initializer(name, constant, false)
+}
+
+fn node(
+    operator: &str,
+    name: &str,
+    inputs: &[&str],
+    outputs: &[&str],
+    attribute: Option<Attribute>,
+) -> ort::Result<Node> {
+    Node::new(operator, ONNX_DOMAIN, name, inputs, outputs, attribute)
+}

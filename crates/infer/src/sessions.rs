@@ -1,0 +1,316 @@
+//! Opening a model's sessions: as they are on the processor, between two small graphs on a device.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use ort::session::Session;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use sha2::{Digest, Sha256};
+
+use crate::backend::Backend;
+use crate::bound::{BoundBackend, RECORDING, Sessions};
+use crate::device::GpuOptions;
+use crate::error::{is_device_lost, is_out_of_memory, reason};
+use crate::host::HostBackend;
+use crate::metrics::gpu_name;
+use crate::model::{Inner, ModelOptions, VERSION_DIGITS};
+use crate::onnx_file::hex;
+use crate::signature::Layout;
+use crate::{Device, InferError, InferErrorKind, Runtime, affinity, ends};
+
+/// A session of a model as its file has it.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    session: Session,
+    /// Whether a GPU records what it does.
+    graphs: bool,
+}
+
+impl Opened {
+    pub(crate) fn unrecorded(session: Session) -> Self {
+        Self {
+            session,
+            graphs: false,
+        }
+    }
+}
+
+impl Inner {
+    /// What runs batches of up to `max_batch` images as instance `number`, on the device whose turn
+    /// it is.
+    ///
+    /// # Errors
+    /// When a session cannot be opened.
+    pub(crate) fn backend(
+        self: &Arc<Self>,
+        number: usize,
+        max_batch: usize,
+    ) -> Result<Box<dyn Backend>, InferError> {
+        let first = match number {
+            0 => self
+                .session
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+            _ => None,
+        };
+        let opened = first.map_or_else(|| self.open(number, None, true), Ok)?;
+        self.backend_of(opened, number, max_batch)
+    }
+
+    /// A backend whose runs are looked at one by one, so that a GPU does not record them; they are
+    /// profiled into files that begin with `profile`, if that is given.
+    ///
+    /// # Errors
+    /// When a session cannot be opened.
+    pub(crate) fn measured_backend(
+        self: &Arc<Self>,
+        number: usize,
+        max_batch: usize,
+        profile: Option<&Path>,
+    ) -> Result<Box<dyn Backend>, InferError> {
+        if profile.is_none() && !self.options.devices.first().is_gpu() {
+            return self.backend(number, max_batch);
+        }
+        let opened = self.open(number, profile, false)?;
+        self.backend_of(opened, number, max_batch)
+    }
+
+    fn backend_of(
+        self: &Arc<Self>,
+        opened: Opened,
+        number: usize,
+        max_batch: usize,
+    ) -> Result<Box<dyn Backend>, InferError> {
+        let model = Arc::clone(self);
+        Ok(match self.options.is_fused() {
+            true => {
+                let sessions = self.surrounded(opened, number)?;
+                Box::new(BoundBackend::new(model, sessions, number, max_batch)?)
+            }
+            false => Box::new(HostBackend::new(model, opened.session, max_batch)?),
+        })
+    }
+
+    /// A session of the model, as instance `number`; a GPU records what it does if `graphs` are wanted,
+    /// configured and possible.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(crate) fn open(
+        &self,
+        number: usize,
+        profile: Option<&Path>,
+        graphs: bool,
+    ) -> Result<Opened, InferError> {
+        let device = self.options.devices.of(number);
+        let graphs = graphs && self.options.cuda_graphs && matches!(device, Device::Cuda(_));
+        let open = |graphs| {
+            let gpu = match device.is_gpu() {
+                true => Some(self.gpu_options(device, graphs)?),
+                false => None,
+            };
+            let _beside = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+            let (runtime, path, options) = (&self.runtime, &self.path, &self.options);
+            let work = || open_session(runtime, path, options, number, gpu.as_ref(), profile);
+            let session = patiently(&self.name, device, work)?;
+            Ok::<_, InferError>(Opened { session, graphs })
+        };
+        match open(graphs) {
+            // ONNX Runtime has no code for that, but always these words.
+            Err(error) if graphs && error.to_string().contains("graph capture") => {
+                tracing::warn!("going on without CUDA graphs: {error}");
+                open(false)
+            }
+            opened => opened,
+        }
+    }
+
+    /// All sessions of instance `number`, of which a GPU records none.
+    ///
+    /// # Errors
+    /// When one cannot be opened.
+    pub(crate) fn unrecorded_sessions(&self, number: usize) -> Result<Sessions, InferError> {
+        self.surrounded(self.open(number, None, false)?, number)
+    }
+
+    /// The model's session between those of the graphs that stand around it.
+    fn surrounded(&self, model: Opened, number: usize) -> Result<Sessions, InferError> {
+        let device = match self.options.devices.of(number) {
+            Device::TensorRt(number) => Device::Cuda(number), // not worth an engine
+            device => device,
+        };
+        let gpu = match device.is_gpu() {
+            true => Some(self.gpu_options(device, false)?),
+            false => None,
+        };
+        let open = |graph: ort::Result<ort::editor::Model>| {
+            let _beside = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+            let builder = configure(&self.runtime, &self.options, number, None);
+            let builder = builder.map_err(|error| self.failed(&reason(&error)))?;
+            let builder = device.apply(builder, gpu.as_ref())?;
+            let session = graph.and_then(|graph| graph.into_session(&builder));
+            session.map_err(|error| refused(&self.path, device, &error))
+        };
+        let embedding = self.embedding.as_ref();
+        Ok(Sessions {
+            before: open(ends::before(&self.signature, &self.normalization))?,
+            model: model.session,
+            behind: open(ends::behind(
+                self.signature.output_type,
+                self.scorer().best_on_device(),
+                embedding.map(|embedding| embedding.output_type),
+            ))?,
+            graphs: model.graphs,
+        })
+    }
+
+    fn gpu_options(&self, device: Device, graphs: bool) -> Result<GpuOptions, InferError> {
+        let options = &self.options;
+        let (height, width) = (self.shape.height as usize, self.shape.width as usize);
+        Ok(GpuOptions {
+            graphs,
+            memory_limit: options.memory_limit,
+            precision: options.precision,
+            cache: self.engine_cache(device)?,
+            input: self.signature.input.clone(),
+            image: match self.signature.layout {
+                Layout::Nchw => [3, height, width],
+                Layout::Nhwc => [height, width, 3],
+            },
+            batches: self
+                .fixed_batch()
+                .map_or((1, options.max_batch), |fixed| (fixed, fixed)),
+        })
+    }
+
+    /// The folder for what TensorRT builds from this model for such a device; it is there then.
+    fn engine_cache(&self, device: Device) -> Result<Option<PathBuf>, InferError> {
+        let (Device::TensorRt(number), Some(cache)) = (device, &self.options.cache) else {
+            return Ok(None);
+        };
+        let ModelOptions {
+            precision,
+            max_batch,
+            ..
+        } = &self.options;
+        let gpu = gpu_name(number).unwrap_or_else(|| "gpu".to_owned());
+        let mut built_by = hex(&Sha256::digest(self.runtime.build()));
+        built_by.truncate(VERSION_DIGITS);
+        let key = format!(
+            "{} {gpu} {precision:?} {max_batch} {built_by}",
+            self.version
+        );
+        let allowed = |c: char| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '-'
+            }
+        };
+        let folder = cache
+            .join("tensorrt")
+            .join(key.chars().map(allowed).collect::<String>());
+        match fs::create_dir_all(&folder) {
+            Ok(()) => Ok(Some(folder)),
+            Err(error) => Err(InferError::new(
+                InferErrorKind::Settings,
+                format_args!(
+                    "cannot make {}, where TensorRT's engines would be kept: {error}; set \
+                     infer.cache to a folder that can be written",
+                    folder.display()
+                ),
+            )),
+        }
+    }
+}
+
+/// A session of which only the inputs and outputs are looked at.
+pub(crate) fn describe(runtime: &Runtime, path: &Path) -> Result<Session, InferError> {
+    let open = || {
+        Session::builder(runtime.environment())?
+            .with_optimization_level(GraphOptimizationLevel::Disable)?
+            .with_intra_threads(1)?
+            .commit_from_file(path)
+    };
+    open().map_err(|error| refused(path, Device::Cpu, &error))
+}
+
+/// A session of the model in the file `path`, as instance `number`.
+pub(crate) fn open_session(
+    runtime: &Runtime,
+    path: &Path,
+    options: &ModelOptions,
+    number: usize,
+    gpu: Option<&GpuOptions>,
+    profile: Option<&Path>,
+) -> Result<Session, InferError> {
+    let device = options.devices.of(number);
+    let refused = |error: ort::Error| refused(path, device, &error);
+    let builder = configure(runtime, options, number, profile).map_err(refused)?;
+    let mut builder = device.apply(builder, gpu)?;
+    builder.commit_from_file(path).map_err(refused)
+}
+
+fn configure(
+    runtime: &Runtime,
+    options: &ModelOptions,
+    number: usize,
+    profile: Option<&Path>,
+) -> ort::Result<SessionBuilder> {
+    let mut builder = Session::builder(runtime.environment())?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_parallel_execution(false)?
+        .with_intra_threads(options.intra_threads)?
+        // Threads that spin between batches would take the cores from decoding.
+        .with_intra_op_spinning(false)?;
+    if options.pin_threads
+        && let Some(cores) = affinity::of_inner_threads(number, options.intra_threads)
+    {
+        builder = builder.with_config_entry("session.intra_op_thread_affinities", cores)?;
+    }
+    match profile {
+        Some(prefix) => Ok(builder.with_profiling(prefix)?),
+        None => Ok(builder),
+    }
+}
+
+fn refused(path: &Path, device: Device, error: &ort::Error) -> InferError {
+    let text = error.to_string();
+    let kind = if is_out_of_memory(&text) {
+        InferErrorKind::OutOfMemory
+    } else if error.code() == ort::ErrorCode::ExecutionProviderFailure || is_device_lost(&text) {
+        InferErrorKind::Device
+    } else {
+        InferErrorKind::NotClassifier
+    };
+    InferError::new(
+        kind,
+        format_args!(
+            "ONNX Runtime cannot open {} on {device}: {}",
+            path.display(),
+            reason(error)
+        ),
+    )
+}
+
+/// Says every while that it is not done, as building an engine can take minutes.
+fn patiently<T>(model: &str, device: Device, work: impl FnOnce() -> T) -> T {
+    const WHILE: Duration = Duration::from_secs(10);
+    let (done, is_done) = sync_channel::<()>(0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let start = Instant::now();
+            while is_done.recv_timeout(WHILE) == Err(RecvTimeoutError::Timeout) {
+                let seconds = start.elapsed().as_secs();
+                tracing::info!(model, %device, seconds, "still loading the model");
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
