@@ -134,6 +134,14 @@ impl Cluster {
         self
     }
 
+    /// The same of a cluster that is at work; without a value they have it no more.
+    pub fn set_env(&mut self, name: &str, value: Option<&str>) {
+        match value {
+            Some(value) => self.env.insert(name.to_owned(), value.to_owned()),
+            None => self.env.remove(name),
+        };
+    }
+
     /// Workers started from now on take their models from here.
     pub fn set_repository(&mut self, repository: &Path) {
         repository.clone_into(&mut self.repository);

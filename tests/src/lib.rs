@@ -8,10 +8,12 @@
 
 mod cluster;
 mod collector;
+mod lost_device;
 mod scrape;
 
 pub use cluster::{Cluster, PIPELINE};
 pub use collector::{Collector, Traced};
+pub use lost_device::LostDevice;
 pub use scrape::{free_address, get};
 
 use std::fs;

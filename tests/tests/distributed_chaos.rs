@@ -13,7 +13,10 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
 use trommel_storage::testsuite::{PostgresServer, S3Server};
-use trommel_tests::{Cluster, Folder, PIPELINE, assert_each_index_once, rows};
+use trommel_tests::{
+    Cluster, Folder, LostDevice, PIPELINE, Trommel, assert_code, assert_each_index_once, rows,
+    stderr,
+};
 
 const IMAGES: usize = 2000;
 /// Where the images are in a store.
@@ -287,4 +290,68 @@ fn killing_nodes_of_a_replicated_broker_loses_nothing_and_doubles_nothing() {
     }
     assert_ends_well(&cluster, "replicated", waiting);
     assert_complete(&output);
+}
+
+#[test]
+fn a_process_whose_device_is_lost_ends_and_another_does_its_work() {
+    let folder = Folder::with_digits(500);
+    let device = LostDevice::new();
+    let mut cluster = Cluster::with(&["ingest", "preprocess", "sink"]);
+    cluster.set_env("TROMMEL_INFER__INSTANCES", Some("1"));
+    cluster.set_env("TROMMEL_INFER__MAX_BATCH", Some("4"));
+    for (name, value) in device.after(10) {
+        cluster.set_env(name, Some(&value));
+    }
+    let doomed = cluster.start("infer", &[]);
+    cluster.await_ready();
+    let output = folder.path("rows/");
+    let images = folder.images();
+    let waiting = submit(
+        &cluster,
+        images.to_str().unwrap(),
+        output.to_str().unwrap(),
+        "lost",
+    );
+    assert_eq!(cluster.wait(doomed), Some(1));
+    let log = cluster.log(doomed);
+    assert!(
+        log.contains("device cpu is lost: CUDA failure 700"),
+        "{log}"
+    );
+
+    for (name, _) in device.after(10) {
+        cluster.set_env(name, None);
+    }
+    cluster.start_again(doomed);
+    assert_ends_well(&cluster, "lost", waiting);
+    let rows = rows(&output);
+    assert_each_index_once(&rows, 500);
+    let failed: Vec<_> = rows.iter().filter(|row| row.status != "ok").collect();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn an_embedded_run_whose_device_is_lost_ends_and_goes_on_when_it_is_started_again() {
+    let folder = Folder::with_digits(500);
+    let output = folder.path("rows.parquet");
+    let classify = || {
+        Trommel::classify(&folder.images(), &output)
+            .args(["--instances", "1", "--max-batch", "4"])
+            .env("TROMMEL_SINK__PART_ROWS", "20")
+    };
+    let device = LostDevice::new();
+    let lost = device
+        .after(50)
+        .iter()
+        .fold(classify(), |command, (name, value)| {
+            command.env(name, value)
+        })
+        .run();
+    assert_code(&lost, 1);
+    assert!(stderr(&lost).contains("is lost"), "{}", stderr(&lost));
+    assert!(!output.exists());
+    assert_code(&classify().run(), 0);
+    let rows = rows(&output);
+    assert_each_index_once(&rows, 500);
+    assert!(rows.iter().all(|row| row.status == "ok"));
 }

@@ -1,0 +1,46 @@
+//! ONNX Runtime with a device that is lost, as `fixtures/lost_device.c` makes one of the real library.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::{Folder, root};
+
+/// A library to load in ONNX Runtime's place.
+pub struct LostDevice {
+    library: PathBuf,
+    _folder: Folder,
+}
+
+impl LostDevice {
+    /// Compiles it, for which there has to be a C compiler.
+    #[allow(clippy::new_without_default, reason = "it starts a compiler")]
+    pub fn new() -> Self {
+        let folder = Folder::new();
+        let library = folder.path("liblost.so");
+        let source = root().join("tests/fixtures/lost_device.c");
+        let compiled = Command::new("cc")
+            .args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"])
+            .args([&library, &source])
+            .arg("-ldl")
+            .status();
+        assert!(
+            compiled.unwrap().success(),
+            "{} does not compile",
+            source.display()
+        );
+        Self {
+            library,
+            _folder: folder,
+        }
+    }
+
+    /// Variables with which a process loses its device after this many runs of the model.
+    pub fn after(&self, runs: usize) -> [(&'static str, String); 3] {
+        let real = root().join(".tools/onnxruntime/libonnxruntime.so");
+        [
+            ("ORT_DYLIB_PATH", self.library.display().to_string()),
+            ("LOST_DEVICE_OF", real.display().to_string()),
+            ("LOST_DEVICE_AFTER", runs.to_string()),
+        ]
+    }
+}
