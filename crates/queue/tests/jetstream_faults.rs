@@ -146,6 +146,27 @@ async fn a_removed_consumer_is_restored() {
     assert_eq!(pulled[0].message().number, 1);
 }
 
+/// A server that crashed may have forgotten what it delivered, and does not answer a word on that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_word_that_is_never_answered_ends_although_the_delivery_is_kept_alive() {
+    let server = NatsServer::start();
+    let broker = broker(&server).await;
+    let mut spec = spec(2 * SECOND);
+    spec.consumer.as_mut().unwrap().confirm_acks = true;
+    let queue = broker.queue(spec).await.unwrap();
+    queue.publish("load-1", load(1)).await.unwrap();
+    let delivery = queue.pull(1, 20 * SECOND).await.unwrap().remove(0);
+    let _kept = delivery.keep_alive();
+    let removed = broker.delete_consumer(StreamName::Tasks, "normal").await;
+    assert!(removed.unwrap());
+    let settled = tokio::time::timeout(20 * SECOND, delivery.settle(Disposition::Done)).await;
+    let error = settled.expect("it ends").unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::Expired);
+    // It comes again.
+    let again = queue.pull(1, 20 * SECOND).await.unwrap();
+    assert_eq!(again[0].message().number, 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_stream_makes_publishers_wait() {
     let server = NatsServer::start();

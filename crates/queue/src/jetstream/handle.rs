@@ -94,11 +94,18 @@ impl<T: Message> Shared<T> {
         }
     }
 
-    /// Sends a word until the server confirms it, at most until the deadline.
+    /// Sends a word until the server confirms it, at most until the deadline, and no longer than the
+    /// delivery was once granted: a server that crashed may have forgotten the delivery, and then never
+    /// answers, however long it is kept alive here.
     async fn tell_for_sure(&self, word: &Word, what: Bytes) -> Result<(), QueueError> {
         let link = self.broker.link();
+        let start = Instant::now();
         loop {
             word.lease.check(word.attempt)?;
+            let patience = self.ack_wait().saturating_sub(start.elapsed());
+            if patience.is_zero() {
+                return Err(QueueError::expired(word.attempt));
+            }
             let told = async {
                 let losses = link.up().await;
                 let request = Request::new().payload(what.clone()).timeout(Some(ANSWER));
@@ -107,7 +114,7 @@ impl<T: Message> Shared<T> {
                     () = link.lost(losses) => false,
                 }
             };
-            match timeout(word.lease.left(), told).await {
+            match timeout(word.lease.left().min(patience), told).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => sleep(Duration::from_millis(50)).await,
                 Err(_) => return Err(QueueError::expired(word.attempt)),

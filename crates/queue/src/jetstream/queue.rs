@@ -94,6 +94,12 @@ pub(super) struct Shared<T> {
 }
 
 impl<T> Shared<T> {
+    /// Time that a delivery is granted; none without a consumer.
+    pub(super) fn ack_wait(&self) -> Duration {
+        let consumer = self.spec.consumer.as_ref();
+        consumer.map_or(Duration::ZERO, |consumer| consumer.ack_wait)
+    }
+
     pub(super) fn confirm_acks(&self) -> bool {
         let consumer = self.spec.consumer.as_ref();
         consumer.is_some_and(|consumer| consumer.confirm_acks)
