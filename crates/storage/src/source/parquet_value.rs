@@ -5,7 +5,7 @@ use arrow_array::types::{
     Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
     UInt16Type, UInt32Type,
 };
-use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_array::{Array, ArrayRef, StructArray, make_array};
 use arrow_cast::display::array_value_to_string;
 use arrow_schema::{ArrowError, DataType};
 use serde_json::{Map, Number, Value};
@@ -20,7 +20,7 @@ pub(super) fn is_binary(kind: &DataType) -> bool {
 }
 
 /// The type of a column in rows, or none for bytes, which rows do not hold. Dates, times, decimals
-/// and unsigned 64-bit integers are text; lists, structs and maps are JSON text.
+/// and unsigned 64-bit integers are text, times with a zone in UTC; lists, structs and maps are JSON text.
 pub(super) fn kind(kind: &DataType) -> Option<ColumnKind> {
     Some(match kind {
         DataType::Boolean => ColumnKind::Bool,
@@ -63,6 +63,13 @@ pub(super) fn scalar(column: &dyn Array, row: usize) -> Result<Scalar, ArrowErro
         DataType::UInt16 => Scalar::Int(column.as_primitive::<UInt16Type>().value(row).into()),
         DataType::UInt32 => Scalar::Int(column.as_primitive::<UInt32Type>().value(row).into()),
         DataType::Utf8 => Scalar::String(column.as_string::<i32>().value(row).to_owned()),
+        // In UTC whatever zone its display is meant for: names of zones are not known here.
+        DataType::Timestamp(unit, Some(_)) => {
+            let utc = DataType::Timestamp(*unit, Some("+00:00".into()));
+            let one = column.slice(row, 1).to_data().into_builder();
+            let moment = make_array(one.data_type(utc).build()?);
+            Scalar::String(array_value_to_string(&moment, 0)?)
+        }
         kind if kind.is_nested() => Scalar::String(json(column, row)?.to_string()),
         _ => Scalar::String(array_value_to_string(column, row)?),
     })
@@ -120,4 +127,22 @@ fn map(entries: &StructArray) -> Result<Value, ArrowError> {
     };
     let entries = (0..entries.len()).map(entry);
     entries.collect::<Result<Map<_, _>, _>>().map(Value::Object)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::TimestampMicrosecondArray;
+
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_utc_whatever_their_zone() {
+        for zone in ["UTC", "Europe/Berlin", "+02:00"] {
+            let times = TimestampMicrosecondArray::from(vec![None, Some(1_704_164_645_000_001)]);
+            let times = times.with_timezone(zone);
+            assert_eq!(scalar(&times, 0).unwrap(), Scalar::Null);
+            let text = "2024-01-02T03:04:05.000001Z".to_owned();
+            assert_eq!(scalar(&times, 1).unwrap(), Scalar::String(text), "{zone}");
+        }
+    }
 }
