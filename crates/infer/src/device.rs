@@ -105,6 +105,14 @@ impl Device {
         self != Self::Cpu
     }
 
+    /// The same device for a graph that is not worth building an engine for.
+    pub(crate) fn without_engines(self) -> Self {
+        match self {
+            Self::TensorRt(number) => Self::Cuda(number),
+            device => device,
+        }
+    }
+
     /// Makes sessions run here, or says why they cannot: a session never runs elsewhere instead.
     pub(crate) fn apply(
         self,

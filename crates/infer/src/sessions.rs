@@ -18,8 +18,34 @@ use crate::host::HostBackend;
 use crate::metrics::gpu_name;
 use crate::model::{Inner, ModelOptions, VERSION_DIGITS};
 use crate::onnx_file::hex;
-use crate::signature::Layout;
+use crate::signature::{Layout, OutputType};
 use crate::{Device, InferError, InferErrorKind, Runtime, affinity, ends};
+
+impl ModelOptions {
+    /// Opens a session of next to nothing on each device, so that one that is not there, or that this
+    /// build of ONNX Runtime cannot use, is known before there is a model for it.
+    ///
+    /// Blocks: for seconds on a GPU.
+    ///
+    /// # Errors
+    /// [`Device`](InferErrorKind::Device) with ONNX Runtime's reason.
+    pub fn check_devices(&self, runtime: &Runtime) -> Result<(), InferError> {
+        for number in 0..self.devices.len() {
+            let device = self.devices.of(number);
+            let session = || -> Result<Session, InferError> {
+                let failed = |error: ort::Error| device.unavailable(&error);
+                let builder = || configure(runtime, self, number, None).map_err(failed);
+                device.apply(builder()?, None)?;
+                // TensorRT would build an engine first.
+                let builder = device.without_engines().apply(builder()?, None)?;
+                let graph = ends::behind(OutputType::F32, None, None).map_err(failed)?;
+                graph.into_session(&builder).map_err(failed)
+            };
+            drop(session()?);
+        }
+        Ok(())
+    }
+}
 
 /// A session of a model as its file has it.
 #[derive(Debug)]
@@ -139,10 +165,7 @@ impl Inner {
 
     /// The model's session between those of the graphs that stand around it.
     fn surrounded(&self, model: Opened, number: usize) -> Result<Sessions, InferError> {
-        let device = match self.options.devices.of(number) {
-            Device::TensorRt(number) => Device::Cuda(number), // not worth an engine
-            device => device,
-        };
+        let device = self.options.devices.of(number).without_engines();
         let gpu = match device.is_gpu() {
             true => Some(self.gpu_options(device, false)?),
             false => None,

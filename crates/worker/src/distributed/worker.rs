@@ -127,7 +127,13 @@ impl Worker {
             })??)
         };
         let runtime = if has(Role::Infer) {
-            Some(Runtime::load(options.onnxruntime.as_deref())?)
+            let runtime = Runtime::load(options.onnxruntime.as_deref())?;
+            let (models, loaded) = (config.infer.model_options()?, runtime.clone());
+            let checked = tokio::task::spawn_blocking(move || models.check_devices(&loaded));
+            checked.await.map_err(|_| WorkerError::Panicked {
+                what: "looking for the devices",
+            })??;
+            Some(runtime)
         } else {
             None
         };
