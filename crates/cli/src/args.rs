@@ -92,18 +92,6 @@ pub(crate) struct ClassifyArgs {
     #[arg(long)]
     pub(crate) overwrite: bool,
 
-    #[command(flatten)]
-    pub(crate) source: SourceArgs,
-
-    #[command(flatten)]
-    pub(crate) tuning: TuningArgs,
-
-    #[command(flatten)]
-    pub(crate) s3: S3Args,
-
-    #[command(flatten)]
-    pub(crate) telemetry: TelemetryArgs,
-
     /// Exit with 3 when a row is failed
     #[arg(long)]
     pub(crate) fail_on_error: bool,
@@ -119,6 +107,18 @@ pub(crate) struct ClassifyArgs {
     /// The summary as JSON on standard output; on standard error when rows go to standard output
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    #[command(flatten)]
+    pub(crate) tuning: TuningArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
 }
 
 const CLASSIFY_HELP: &str = "\
@@ -241,6 +241,7 @@ pub(crate) struct BrokerArgs {
 }
 
 #[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Telemetry")]
 pub(crate) struct TelemetryArgs {
     /// Address that answers /metrics, /healthz and /readyz, such as 0.0.0.0:9464. Default: none
     #[arg(long, value_name = "ADDRESS")]
@@ -309,8 +310,8 @@ pub(crate) struct SubmitArgs {
     )]
     pub(crate) model: Vec<String>,
 
-    /// Where rows go, as the workers see it: a folder, s3://bucket/prefix/, or
-    /// postgres://user@host/database?table=name
+    /// Where rows go, as the workers see it (a relative path is taken from where they run): a folder,
+    /// s3://bucket/prefix/, or postgres://user@host/database?table=name
     #[arg(short, long, value_name = "DEST")]
     pub(crate) output: String,
 
@@ -350,9 +351,6 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) max_runtime: Option<std::time::Duration>,
 
-    #[command(flatten)]
-    pub(crate) source: SourceArgs,
-
     /// Nothing on standard error but errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -360,6 +358,9 @@ pub(crate) struct SubmitArgs {
     /// The job's end as JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
 
     #[command(flatten)]
     pub(crate) broker: BrokerArgs,
