@@ -24,7 +24,8 @@ def main() -> None:
     print("\n| model, device, precision | the whole pipeline, images/s | of the best bare figure | GPU in use |")
     print("| --- | --- | --- | --- |")
     for name in names:
-        bare, whole = rounds(run, f"{name}.bare"), rounds(run, f"{name}.whole")
+        bare = rounds(run, f"{name}.bare")
+        whole = [result["run"] for result in rounds(run, f"{name}.whole")]
         limit = max(median(bare, batch) for batch in bare[0])
         rate = median(whole, "images_per_second")
         print(f"| {name} | {rate:.0f} | {rate / limit:.2f} | {utilisation(run, name)} |")
