@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 use trommel_queue::{Delivery, Disposition, KeepAlive, Queue};
@@ -18,6 +18,8 @@ use crate::{Progress, Role, SinkConfig, WorkerError};
 
 /// Deliveries that are settled side by side; each may wait for the broker's word.
 const SETTLES: usize = 256;
+/// Longest time for settling the deliveries of a part. Those that are left come again.
+const SETTLING: Duration = Duration::from_secs(30);
 
 /// What the sink role works with.
 pub(crate) struct Context {
@@ -93,10 +95,14 @@ async fn commit_part<R: Rows>(
         let settled = held.delivery.settle(Disposition::Done);
         settled.instrument(held.span).await.or_else(expired)
     });
-    settled
-        .buffer_unordered(SETTLES)
-        .try_collect::<()>()
-        .await?;
+    // A broker that crashed may have forgotten what it delivered, and then answers none of them.
+    let settled = settled.buffer_unordered(SETTLES).try_collect::<()>();
+    match timeout(SETTLING, settled).await {
+        Ok(settled) => settled?,
+        Err(_) => tracing::warn!(
+            "the broker does not confirm what is committed; it comes again and is dropped"
+        ),
+    }
     Ok(rows)
 }
 

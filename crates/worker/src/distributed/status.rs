@@ -85,6 +85,9 @@ pub struct StageStatus {
     pub of_all_jobs: bool,
 }
 
+/// Beyond this many seconds, 30 days, an end is not foretold.
+const LONGEST_ETA: f64 = 30.0 * 86_400.0;
+
 /// Tells how a job stands; `None` if there is none.
 pub(crate) async fn of(
     broker: &Broker,
@@ -116,7 +119,9 @@ pub(crate) async fn of(
     };
     let eta = |model: &ModelStatus| {
         let left = total?.saturating_sub(model.committed);
-        (model.rate > 0.0).then(|| left as f64 / model.rate)
+        let seconds = left as f64 / model.rate;
+        // The rate of a job that stands still falls towards 0.
+        (seconds < LONGEST_ETA).then_some(seconds)
     };
     let eta_seconds = if job.state == JobState::Running {
         models.iter().filter_map(eta).reduce(f64::max)

@@ -23,6 +23,8 @@ const LOOKED_AT: usize = 300;
 const TENSORS_LOOKED_AT: usize = 30;
 /// Longest time a moving job's rows may keep still.
 const STILL: i64 = 60_000_000;
+/// Rows a second below which a job stands still.
+const MOVING: f64 = 0.01;
 
 /// What is known of a job that may not move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,7 +169,7 @@ async fn findings(
     for model in &job.models {
         let rows = registry.rows(id, &model.name).await?;
         committed = committed.min(rows.committed);
-        is_moving |= rows.rate > 0.0;
+        is_moving |= rows.rate > MOVING;
     }
     let nowhere = reasons
         .stages
@@ -184,12 +186,16 @@ async fn findings(
     }
     if findings.is_empty() {
         let busiest = reasons.stages.iter().max_by_key(|stage| stage.waiting);
+        let pace = match is_moving || !is_old {
+            true => "it moves",
+            false => "nothing has been committed for a while",
+        };
         findings.push(match busiest {
             Some(stage) if stage.waiting > 0 => format!(
-                "it moves; most images wait for {}, which has {} workers",
+                "{pace}; most images wait for {}, which has {} workers",
                 stage.stage, stage.workers
             ),
-            _ => "it moves; nothing waits".to_owned(),
+            _ => format!("{pace}; nothing waits"),
         });
     }
     Ok(findings)
