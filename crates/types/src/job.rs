@@ -34,6 +34,17 @@ impl Lane {
         }
     }
 
+    /// The lanes in the order in which take number `take` looks at them: the most urgent first, but of
+    /// sixteen takes one begins at another lane, each in its turn, so that none starves.
+    pub fn order(take: usize) -> [Self; 3] {
+        const FAIR: usize = 16;
+        let mut lanes = Self::ALL;
+        if take % FAIR == FAIR - 1 {
+            lanes.rotate_left(1 + take / FAIR % 2);
+        }
+        lanes
+    }
+
     pub(crate) fn is_normal(&self) -> bool {
         *self == Self::Normal
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use trommel_infer::{Device, Devices, EngineOptions, InferError, Model};
+use trommel_infer::{Device, EngineOptions, InferError, Model};
 
 use crate::InferConfig;
 
@@ -56,7 +56,7 @@ fn name(model: &Model, config: &InferConfig) -> String {
     let (instances, threads) = (config.instances(), config.intra_threads());
     let (version, devices) = (model.version(), model.devices());
     let place = if model.is_fused() { "fused " } else { "" };
-    let machine = device_name(config).unwrap_or_else(processor);
+    let machine = gpu_name(model).unwrap_or_else(processor);
     let precision = config.precision;
     let name = format!("{version} {devices} {precision:?} {place}{instances}x{threads} {machine}");
     let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -65,8 +65,8 @@ fn name(model: &Model, config: &InferConfig) -> String {
 }
 
 /// The GPU as its driver calls it, of a model that runs on one.
-fn device_name(config: &InferConfig) -> Option<String> {
-    match Devices::parse(&config.device).ok()?.first() {
+fn gpu_name(model: &Model) -> Option<String> {
+    match model.devices().first() {
         Device::Cpu => None,
         Device::Cuda(number) | Device::TensorRt(number) => trommel_infer::gpu_name(number),
     }

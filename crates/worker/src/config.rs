@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trommel_infer::{Devices, InferError, ModelOptions, Precision};
+use trommel_infer::{Device, Devices, InferError, ModelOptions, Precision};
 use trommel_preprocess::{Limits, Mode};
 use trommel_queue::BrokerConfig;
 use trommel_storage::{PostgresConfig, S3Config};
@@ -211,28 +211,30 @@ impl InferConfig {
 
     /// Sessions that run side by side on all devices, with the default applied.
     pub fn instances(&self) -> usize {
-        let devices = Devices::parse(&self.device).ok();
-        let default = || {
-            if self.is_gpu() {
-                ON_A_GPU
-            } else {
-                cores().min(4)
-            }
+        self.of_each_device() * self.devices().len()
+    }
+
+    fn of_each_device(&self) -> usize {
+        let default = || match self.is_gpu() {
+            true => ON_A_GPU,
+            false => cores().min(4),
         };
-        let of_each = self.instances.map_or_else(default, Into::into);
-        of_each * devices.map_or(1, |devices| devices.len())
+        self.instances.map_or_else(default, Into::into)
     }
 
     /// Bytes that one session may take of its device's memory.
     fn memory_of_one(&self) -> Option<usize> {
-        let devices = Devices::parse(&self.device).map_or(1, |devices| devices.len());
-        let of_each = (self.instances() / devices).max(1);
         let budget = self.memory_budget?.get().saturating_mul(MIB);
-        Some(budget / of_each)
+        Some(budget / self.of_each_device())
+    }
+
+    /// What is no device, and refused by [`WorkerConfig::problems`], counts as the processor.
+    fn devices(&self) -> Devices {
+        Devices::parse(&self.device).unwrap_or_else(|_| Device::Cpu.into())
     }
 
     fn is_gpu(&self) -> bool {
-        Devices::parse(&self.device).is_ok_and(|devices| devices.first().is_gpu())
+        self.devices().first().is_gpu()
     }
 
     /// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
@@ -242,8 +244,7 @@ impl InferConfig {
 
     /// Images in a full batch at most: as many as are configured, or as the device is tried with.
     pub(crate) fn largest_batch(&self) -> usize {
-        let devices = Devices::parse(&self.device);
-        let largest = || devices.map_or(1, |devices| devices.first().largest_batch());
+        let largest = || self.devices().first().largest_batch();
         self.max_batch.map_or_else(largest, Into::into)
     }
 

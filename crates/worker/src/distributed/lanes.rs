@@ -9,10 +9,6 @@ use futures::future::select_all;
 use trommel_queue::{Delivery, Published, Queue, QueueError, QueueStats};
 use trommel_types::{Lane, Message};
 
-/// Of this many pulls one looks at another lane than the most urgent first, each lane in its turn, so
-/// that none starves.
-const FAIR: usize = 16;
-
 /// A queue for each lane. A pull takes what is in the most urgent lane that has something.
 pub(crate) struct Lanes<T> {
     /// In the order of [`Lane::ALL`].
@@ -30,16 +26,6 @@ impl<T: Message> Lanes<T> {
             pulls: AtomicUsize::new(0),
         }
     }
-
-    /// The queues in the order in which this pull looks at them.
-    fn order(&self) -> [usize; 3] {
-        let pull = self.pulls.fetch_add(1, Ordering::Relaxed);
-        if pull % FAIR == FAIR - 1 {
-            [[1, 2, 0], [2, 0, 1]][pull / FAIR % 2]
-        } else {
-            [0, 1, 2]
-        }
-    }
 }
 
 #[async_trait]
@@ -50,8 +36,11 @@ impl<T: Message> Queue<T> for Lanes<T> {
     }
 
     async fn pull(&self, limit: usize, expiry: Duration) -> Result<Vec<Delivery<T>>, QueueError> {
-        for queue in self.order() {
-            let pulled = self.queues[queue].pull(limit, Duration::ZERO).await?;
+        let pull = self.pulls.fetch_add(1, Ordering::Relaxed);
+        for lane in Lane::order(pull) {
+            let pulled = self.queues[lane as usize]
+                .pull(limit, Duration::ZERO)
+                .await?;
             if !pulled.is_empty() {
                 return Ok(pulled);
             }
@@ -121,11 +110,11 @@ mod tests {
     async fn the_least_urgent_does_not_starve() {
         let lanes = lanes();
         publish(&lanes, "low", Lane::Low).await;
-        for number in 0..3 * FAIR {
+        for number in 0..48 {
             publish(&lanes, &format!("high-{number}"), Lane::High).await;
         }
         let mut pulled = Vec::new();
-        for _ in 0..2 * FAIR {
+        for _ in 0..32 {
             pulled.push(pull(&lanes).await.unwrap());
         }
         assert!(pulled.contains(&"low".to_owned()), "{pulled:?}");
