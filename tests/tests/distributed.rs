@@ -370,6 +370,17 @@ fn a_missing_broker_and_a_missing_worker_are_told() {
 }
 
 #[test]
+fn a_worker_whose_device_is_not_there_does_not_start() {
+    let mut cluster = Cluster::new();
+    // The library that the tests load is built for processors alone.
+    let worker = cluster.start("infer", &["--device", "cuda:0,cuda:1"]);
+    assert_eq!(cluster.wait(worker), Some(2));
+    let log = cluster.log(worker);
+    assert!(log.contains("device cuda:0 is not available"), "{log}");
+    assert!(!log.contains("working as"), "{log}");
+}
+
+#[test]
 fn inline_images_need_no_store() {
     let folder = Folder::new();
     let cluster = Cluster::with(&["ingest,preprocess,infer,sink"]);
