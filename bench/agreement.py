@@ -1,8 +1,9 @@
 """Whether Trommel and the Python reference agree on every image, for three architectures.
 
 Usage: python bench/agreement.py TROMMEL WORK_FOLDER
-Models with random weights are exported by models/export.py. The reference is the processor of
-Transformers (Pillow), or timm's transform, and ONNX Runtime's Python binding, one image at a time.
+Models with random weights are exported by models/export.py. The reference is what Transformers'
+`AutoImageProcessor` gives for the folder without a hint, or timm's transform, and ONNX Runtime's Python
+binding, one image at a time.
 Prints one line for each model: images, equal top-1, the largest difference of a logit relative to the
 largest logit of its image.
 """
@@ -22,7 +23,7 @@ from make_photos import photo
 from PIL import Image, ImageOps
 
 IMAGES = 510
-MODELS = {"hf/vit-base": "ViT", "hf/convnext-tiny": "ConvNext", "timm/resnet18": None}
+MODELS = ["hf/vit-base", "hf/convnext-tiny", "hf/mobilenet_v2", "timm/resnet18"]
 KINDS = [("jpg", {"quality": 85}), ("jpg", {"quality": 92, "progressive": True}), ("png", {}), ("webp", {"quality": 80})]
 
 
@@ -40,12 +41,12 @@ def make_images(folder):
         image.save(folder / f"{number:04}.{suffix}", **options)
 
 
-def reference(model, kind):
+def reference(model):
     session = onnxruntime.InferenceSession(model / "model.onnx")
     name = session.get_inputs()[0].name
-    if kind:
-        processor = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(model)
-        prepare = lambda image: processor(image, return_tensors="np")["pixel_values"]
+    if (model / "preprocessor_config.json").exists():
+        processor = transformers.AutoImageProcessor.from_pretrained(model)
+        prepare = lambda image: np.asarray(processor(image)["pixel_values"][0])[None]
     else:
         cfg = json.loads((model / "config.json").read_text())["pretrained_cfg"]
         transform = timm.data.create_transform(
@@ -67,7 +68,7 @@ def main():
     photos = work / "agreement"
     if not photos.exists():
         make_images(photos)
-    for name, kind in MODELS.items():
+    for name in MODELS:
         model = work / name.replace("/", "-")
         if not model.exists():
             export = [sys.executable, "models/export.py", name, "--random", "--output", model]
@@ -76,7 +77,7 @@ def main():
         command = [trommel, "classify", photos, "--model", model, "--logits", "--output", rows, "--overwrite"]
         subprocess.run([*command, "--quiet"], check=True)
         table = pyarrow.parquet.read_table(rows).to_pylist()
-        run, equal, worst = reference(model, kind), 0, 0.0
+        run, equal, worst = reference(model), 0, 0.0
         for row in table:
             expected = run(row["uri"].removeprefix("file://"))
             found = np.array(row["logits"])

@@ -120,6 +120,7 @@ def write_configs() -> None:
     })  # fmt: skip
     write_json("preprocessor_config.json", {
         "image_processor_type": "ViTImageProcessor",
+        "use_fast": False,  # it was trained with what Pillow scales
         "do_resize": True,
         "size": {"height": SIDE, "width": SIDE},
         "resample": 2,

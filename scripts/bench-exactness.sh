@@ -8,5 +8,6 @@ set -euo pipefail
 need_bench
 "$python" -m pip install --quiet --disable-pip-version-check pyarrow==26.0.1
 build
+"$python" -m unittest models/test_export.py
 "$python" bench/exactness.py target/release/examples/tensor
 "$python" bench/agreement.py target/release/trommel .tools/bench

@@ -11,7 +11,9 @@ import sys
 with open(sys.argv[1], "w") as manifest:
     manifest.writelines(f"/data/photos/{number // 1000:04}/{number:07}.jpg\n" for number in range(1_000_000))
 PYTHON
-export TROMMEL_BROKER__TASKS_MAX_MESSAGES=2000000
+# Room for all of them: a job gets a part of what is free in each stream.
+export TROMMEL_BROKER__TASKS_MAX_MESSAGES=8000000 TROMMEL_BROKER__TENSORS_MAX_BYTES=16000000000 \
+    TROMMEL_BROKER__RESULTS_MAX_BYTES=6000000000
 
 for number in 1 2 3; do
     broker

@@ -2,7 +2,9 @@
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.tools/bin:$PATH"
-work=$PWD/.tools/bench
+# What benchmarks make once and use again: photos, models, the programs that export them.
+export BENCH=${BENCH:-$PWD/.tools/bench}
+work=$BENCH
 python=$PWD/.tools/venv-models/bin/python
 trommel=$PWD/target/release/trommel
 # ONNX Runtime in Python and in the examples would report its use to its makers.

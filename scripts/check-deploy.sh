@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the Kubernetes manifests, the compose file, the alert rules and the dashboard. The binary has to
-# be built.
+# Checks the Kubernetes manifests, the compose file, the alert rules, the dashboard, and that the page of all
+# settings is what the code says. The binary has to be built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,3 +12,4 @@ if ! "$venv/bin/python" -c 'import kubernetes_validate, promql_parser, yaml' 2>/
     "$venv/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}"
 fi
 "$venv/bin/python" scripts/check_deploy.py
+python3 scripts/configuration.py --check

@@ -15,6 +15,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 KUBERNETES = ROOT / "deploy/kubernetes"
 LANES = ["high", "normal", "low"]
+ROLES = ["ingest", "preprocess", "infer", "sink", "serve"]
 # The scaler's page in KEDA's documentation (scalers/nats-jetstream), and the fields of a ScaledObject
 # (reference/scaledobject-spec).
 SCALER_NEEDS = {"natsServerMonitoringEndpoint", "account", "stream", "consumer", "lagThreshold"}
@@ -54,7 +55,7 @@ def check_manifests():
                 need(False, path, error.message)
             if found["kind"] == "Deployment":
                 deployments[found["metadata"]["name"]] = found
-    need(len(deployments) == 4, "there are", len(deployments), "deployments, not one for each role")
+    need(len(deployments) == len(ROLES), "there are", len(deployments), "deployments, not one for each role")
     config = (KUBERNETES / "base/trommel.toml").read_text()
     drain = seconds(re.search(r'drain-timeout = "(\w+)"', config)[1])
     for name, found in deployments.items():
@@ -64,6 +65,8 @@ def check_manifests():
         need(found["spec"]["selector"]["matchLabels"].items() <= labels.items(), name, "selects no pod")
         container = pod["containers"][0]
         need(container["securityContext"]["readOnlyRootFilesystem"], name, "writes to its root")
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        check_user(name.removeprefix("trommel-"), variables)
         command(["trommel", *container["args"]], name)
     for path in sorted(KUBERNETES.glob("**/kustomization.yaml")):
         kustomization = documents(path)[0]
@@ -106,7 +109,7 @@ def check_patch(path, deployments):
 
 def check_scaled_objects(deployments):
     path = KUBERNETES / "overlays/keda/scaled-objects.yaml"
-    consumers = {"TROMMEL_TASKS": "preprocess", "TROMMEL_TENSORS": "infer-digits"}
+    consumers = {"TROMMEL_TASKS": "preprocess", "TROMMEL_TENSORS": "infer-digits=40eab78fefd629"}
     for found in documents(path):
         spec, name = found["spec"], found["metadata"]["name"]
         need(found["apiVersion"] == "keda.sh/v1alpha1" and found["kind"] == "ScaledObject", path, name)
@@ -118,6 +121,7 @@ def check_scaled_objects(deployments):
             metadata = trigger["metadata"]
             need(SCALER_NEEDS <= metadata.keys() <= SCALER_TAKES, name, "has other fields than the scaler")
             need(all(isinstance(value, str) for value in metadata.values()), name, "has fields that are no text")
+            need(metadata["account"] == "TROMMEL", name, "asks for another account than the broker's")
             prefix, lane = metadata["consumer"].rsplit("-", 1)
             need(consumers.get(metadata["stream"]) == prefix, name, "names no consumer of ours:", prefix)
             lanes.add(lane)
@@ -127,8 +131,9 @@ def check_scaled_objects(deployments):
 def check_compose():
     compose = documents(ROOT / "docker-compose.yml")[0]
     services = compose["services"]
-    for role in ["ingest", "preprocess", "infer", "sink"]:
+    for role in ROLES:
         service = services[role]
+        check_user(role, service["environment"])
         need(service["read_only"], role, "writes to its root")
         command(["trommel", *service["command"]], role)
         need(seconds(service["stop_grace_period"]) > 25, role, "is killed while it drains")
@@ -141,6 +146,23 @@ def check_compose():
         need(documents(path), path, "is empty")
     targets = documents(ROOT / "deploy/compose/prometheus.yml")[0]["scrape_configs"][0]["dns_sd_configs"]
     need(set(targets[0]["names"]) <= services.keys(), "Prometheus asks services that are not there")
+
+
+def check_user(role, variables):
+    """A process connects as the user of its role, and reads answers in that user's inbox."""
+    user = re.match(r"(?:nats|tls)://(\w+):", variables["TROMMEL_BROKER__URL"])
+    need(user and user[1] == role, role, "connects as another user:", variables["TROMMEL_BROKER__URL"])
+    need(variables["TROMMEL_BROKER__INBOX_PREFIX"] == f"_INBOX.{role}", role, "listens to another inbox")
+
+
+def check_permissions():
+    """The broker's users are those that the binary prints, and the compose file has all their passwords."""
+    binary, path = ROOT / "target/debug/trommel", ROOT / "deploy/nats/permissions.conf"
+    printed = subprocess.run([binary, "nats-permissions"], capture_output=True, text=True).stdout
+    need(path.read_text() == printed, path, "is not what `trommel nats-permissions` prints")
+    passwords = set(re.findall(r"password: \$(\w+)", printed))
+    given = documents(ROOT / "docker-compose.yml")[0]["services"]["nats"]["environment"]
+    need(passwords and passwords == given.keys(), "the broker's passwords are", passwords, "not", given.keys())
 
 
 def command(words, whose):
@@ -194,6 +216,7 @@ def check_queries():
 check_manifests()
 check_compose()
 check_config()
+check_permissions()
 check_queries()
 if problems:
     sys.exit("\n".join(["deploy/ has problems:", *problems]))

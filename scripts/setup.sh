@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the native parts into .tools: ONNX Runtime, and cmake, nasm and nats-server where the machine
+# Puts the native parts into .tools: ONNX Runtime, and cmake, nasm, valgrind and nats-server where the machine
 # has none, or none that is new enough.
 # Needs cargo, a C compiler, Python 3 and pip. Safe to repeat: what is there is not fetched again.
 # `setup.sh build` fetches only what building and running take. With ONNXRUNTIME=gpu it is ONNX
@@ -66,7 +66,7 @@ debian_unpack() {
 
 # --- ONNX Runtime: the shared library inside the PyPI wheel, version and hash pinned -------------
 library=$tools/onnxruntime/libonnxruntime.so.$onnxruntime_version
-if [[ ! -f $library ]]; then
+if [[ ! -f $library || ! -f $tools/onnxruntime/ThirdPartyNotices.txt ]]; then
     case "$(uname -s)-$(uname -m)-$ONNXRUNTIME" in
     Linux-x86_64-gpu)
         platform=manylinux_2_28_x86_64
@@ -98,8 +98,9 @@ wheel, library = sys.argv[1:]
 folder, name = os.path.split(library)
 with zipfile.ZipFile(wheel) as archive:
     providers = [m for m in archive.namelist() if "/capi/libonnxruntime_providers" in m]
+    texts = ["onnxruntime/LICENSE", "onnxruntime/ThirdPartyNotices.txt"]
     # The library itself comes last: where it is, all is.
-    for member in [*providers, "onnxruntime/capi/" + name]:
+    for member in [*providers, *texts, "onnxruntime/capi/" + name]:
         path = os.path.join(folder, os.path.basename(member))
         with archive.open(member) as packed, open(path + ".new", "wb") as new:
             shutil.copyfileobj(packed, new)
@@ -129,24 +130,34 @@ fi
 
 [[ ${1:-} != build ]] || exit 0
 
-# --- nats-server, 2.10 or newer: the broker of distributed runs, and of their tests ----------------
+# --- valgrind counts instructions (scripts/guard.sh) --------------------------------------------------
+if [[ $(uname -m) == x86_64 ]] && ! command -v valgrind >/dev/null && [[ ! -x $tools/bin/valgrind ]]; then
+    echo "setup: fetching valgrind"
+    debian_unpack valgrind || {
+        echo "setup: missing valgrind: install it with your system's package manager" >&2
+        exit 1
+    }
+    # Its own start script looks for its tools where a package manager puts them.
+    cat >"$tools/bin/valgrind" <<'WRAPPER'
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/../apt/root/usr
+VALGRIND_LIB=$root/libexec/valgrind exec "$root/bin/valgrind.bin" "$@"
+WRAPPER
+    chmod +x "$tools/bin/valgrind"
+fi
+
+# --- nats-server, 2.12 or newer: the broker of distributed runs, and of their tests ----------------
 # nats_is_new PROGRAM: whether it runs and is new enough.
 nats_is_new() {
     local version
     version=$("$1" --version 2>/dev/null | grep -oE '[0-9]+\.[0-9]+' | head -n 1) || return 1
-    printf '2.10\n%s\n' "$version" | sort --check=quiet --version-sort
+    printf '2.12\n%s\n' "$version" | sort --check=quiet --version-sort
 }
 if ! nats_is_new nats-server && ! nats_is_new "$tools/bin/nats-server"; then
     echo "setup: fetching nats-server"
-    # sid has the newer one; trixie's will do, and its lists may be reachable where sid's are not.
-    for suite in sid trixie; do
-        if debian_unpack nats-server "$suite" && nats_is_new "$tools/apt/root/usr/sbin/nats-server"; then
-            ln -sf ../apt/root/usr/sbin/nats-server "$tools/bin/nats-server"
-            break
-        fi
-    done
-    nats_is_new "$tools/bin/nats-server" || {
-        echo "setup: missing nats-server 2.10 or newer: install it from https://nats.io/download" >&2
+    debian_unpack nats-server sid && nats_is_new "$tools/apt/root/usr/sbin/nats-server" &&
+        ln -sf ../apt/root/usr/sbin/nats-server "$tools/bin/nats-server" || {
+        echo "setup: missing nats-server 2.12 or newer: install it from https://nats.io/download" >&2
         exit 1
     }
 fi
@@ -160,6 +171,39 @@ if ! "$wire/bin/python" -c 'import msgpack, nats' 2>/dev/null; then
         echo "setup: missing nats-py or msgpack: check that python3 -m venv works (apt-get install python3-venv) and PyPI is reachable" >&2
         exit 1
     }
+fi
+
+# --- Clients of `trommel serve`: Triton's own, and schemathesis, which tries an OpenAPI description ----
+serve=$tools/serve-venv
+if ! "$serve/bin/python" -c 'import schemathesis, tritonclient.http' 2>/dev/null; then
+    echo "setup: fetching tritonclient and schemathesis"
+    python3 -m venv --clear "$serve" &&
+        "$serve/bin/pip" install --quiet --disable-pip-version-check \
+            'tritonclient[http]==2.73.0' schemathesis==4.32.5 || {
+        echo "setup: missing tritonclient or schemathesis: check that python3 -m venv works (apt-get install python3-venv) and PyPI is reachable" >&2
+        exit 1
+    }
+fi
+
+# --- ffmpeg makes the tests' videos and decodes them: the machine's own, or the one in a PyPI wheel ----
+if ! command -v ffmpeg >/dev/null && [[ ! -x $tools/bin/ffmpeg ]]; then
+    echo "setup: fetching ffmpeg"
+    rm -f "$tools"/wheels/imageio_ffmpeg-*.whl
+    pip_download imageio-ffmpeg==0.8.1 || {
+        echo "setup: missing ffmpeg: apt-get install ffmpeg" >&2
+        exit 1
+    }
+    python3 - "$tools"/wheels/imageio_ffmpeg-0.8.1-*.whl "$tools/bin/ffmpeg" <<'PYTHON'
+import os, shutil, sys, zipfile
+wheel, program = sys.argv[1:]
+with zipfile.ZipFile(wheel) as archive:
+    member, = [name for name in archive.namelist() if "/binaries/ffmpeg-" in name]
+    with archive.open(member) as packed, open(program + ".new", "wb") as unpacked:
+        shutil.copyfileobj(packed, unpacked)
+os.chmod(program + ".new", 0o755)
+os.rename(program + ".new", program)
+PYTHON
+    rm -f "$tools"/wheels/imageio_ffmpeg-*.whl
 fi
 
 # --- PostgreSQL: the tests' database, from the machine or out of a PyPI wheel ----------------------

@@ -34,7 +34,8 @@ broker() {
 
 # worker ROLES FLAG...: one process. Its log goes to "$run/log".
 worker() {
-    TROMMEL_LOG=trommel_worker=info "$trommel" worker --role "$1" --model-repository "$run/models" "${@:2}" 2>>"$run/log" &
+    TROMMEL_LOG=trommel_worker=info "$trommel" worker --role "$1" --model-repository "$run/models" \
+        --allow-source / --allow-output / "${@:2}" 2>>"$run/log" &
     pids+=($!)
     expected=$((expected + 1))
     until [[ $(grep -c "working as" "$run/log") == "$expected" ]]; do sleep 0.1; done

@@ -3,17 +3,21 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use trommel_queue::test_server::NatsServer;
-use trommel_queue::{Broker, BrokerConfig, StreamName};
+use trommel_queue::{Broker, BrokerConfig};
 
 use trommel_storage::testsuite::S3Server;
 
-use crate::{Folder, Trommel, assert_code, root, stderr};
+use crate::{Folder, Trommel, assert_code, binary, root, stderr};
+
+mod broker;
 
 /// The roles of a whole pipeline, each in a process of its own, preprocess twice.
 pub const PIPELINE: [&str; 5] = ["ingest", "preprocess", "preprocess", "infer", "sink"];
@@ -27,6 +31,10 @@ pub struct Cluster {
     pub nats: NatsServer,
     /// The other nodes, where the broker is replicated.
     pub others: Vec<NatsServer>,
+    /// Places that workers started from now on may read: the repository and temporary folders.
+    pub sources: Vec<String>,
+    /// Places that workers started from now on may write to: temporary folders.
+    pub outputs: Vec<String>,
     workers: Vec<Worker>,
     folder: Folder,
     env: BTreeMap<String, String>,
@@ -35,9 +43,15 @@ pub struct Cluster {
 
 struct Worker {
     role: String,
+    /// The program that it is started from.
+    binary: PathBuf,
     args: Vec<String>,
+    /// Variables of its own.
+    env: BTreeMap<String, String>,
     child: Child,
+    /// What it has logged since it was started last.
     log: PathBuf,
+    starts: usize,
 }
 
 impl Default for Cluster {
@@ -54,7 +68,11 @@ impl Cluster {
 
     /// A broker of three nodes that replicate jobs, tasks and results.
     pub fn replicated() -> Self {
-        let mut nodes = NatsServer::start_cluster(3);
+        Self::replicated_on(NatsServer::start_cluster(3))
+    }
+
+    /// The same, of nodes that were started for it.
+    pub fn replicated_on(mut nodes: Vec<NatsServer>) -> Self {
         let cluster = Self::on(nodes.remove(0), nodes).env("TROMMEL_BROKER__REPLICAS", "3");
         let urls = [&cluster.nats, &cluster.others[0], &cluster.others[1]].map(NatsServer::url);
         let cluster = cluster.env("TROMMEL_BROKER__URL", &urls.join(","));
@@ -87,7 +105,8 @@ impl Cluster {
         cluster
     }
 
-    fn on(nats: NatsServer, others: Vec<NatsServer>) -> Self {
+    /// A broker that runs already, and other nodes of it.
+    pub fn on(nats: NatsServer, others: Vec<NatsServer>) -> Self {
         // Short enough that what a killed worker held is soon another's.
         let env = [
             ("TROMMEL_BROKER__URL", nats.url().to_string().as_str()),
@@ -99,9 +118,12 @@ impl Cluster {
             ("TROMMEL_SINK__PART_INTERVAL", "300ms"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let place = |path: PathBuf| path.to_str().unwrap().to_owned();
         Self {
             nats,
             others,
+            sources: vec![place(root()), place(std::env::temp_dir())],
+            outputs: vec![place(std::env::temp_dir())],
             workers: Vec::new(),
             folder: Folder::new(),
             env: env.into(),
@@ -134,6 +156,22 @@ impl Cluster {
         self
     }
 
+    /// Starts each role once, with one thread each and parts of 20 rows: a job of a thousand images can be
+    /// interrupted many times.
+    pub fn start_slow(self) -> Self {
+        let mut cluster = self
+            .env("TROMMEL_PREPROCESS__THREADS", "1")
+            .env("TROMMEL_INFER__INSTANCES", "1")
+            .env("TROMMEL_SINK__PART_ROWS", "20")
+            .env("TROMMEL_SINK__PART_INTERVAL", "100ms")
+            .env("TROMMEL_BROKER__TASKS_MAX_MESSAGES", "100");
+        for role in PIPELINE {
+            cluster.start(role, &[]);
+        }
+        cluster.await_ready();
+        cluster
+    }
+
     /// The same of a cluster that is at work; without a value they have it no more.
     pub fn set_env(&mut self, name: &str, value: Option<&str>) {
         match value {
@@ -149,41 +187,105 @@ impl Cluster {
 
     /// Starts a process with these roles (commas between) and further arguments; gives its number.
     pub fn start(&mut self, roles: &str, args: &[&str]) -> usize {
+        self.start_with(roles, args, &[])
+    }
+
+    /// The same, with variables of its own, which it keeps when it is started again.
+    pub fn start_with(&mut self, roles: &str, args: &[&str], env: &[(&str, &str)]) -> usize {
         let number = self.workers.len();
-        let log = self.folder.path(&format!("worker-{number}.log"));
+        let log = self.folder.path(&format!("worker-{number}.0.log"));
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let child = self.spawn(roles, &args, &log);
+        let env = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let (env, binary) = (env.collect(), binary());
+        let child = self.spawn(&binary, roles, &args, &env, &log);
         self.workers.push(Worker {
             role: roles.to_owned(),
+            binary,
             args,
+            env,
             child,
             log,
+            starts: 1,
         });
         number
     }
 
-    fn spawn(&self, roles: &str, args: &[String], log: &Path) -> Child {
-        let log = File::options().create(true).append(true).open(log).unwrap();
-        self.command(["worker", "--role", roles, "--log", "info,ort=off"])
+    fn spawn(
+        &self,
+        binary: &Path,
+        roles: &str,
+        args: &[String],
+        env: &BTreeMap<String, String>,
+        log: &Path,
+    ) -> Child {
+        self.with_env(Trommel::of(binary, ["worker", "--role", roles]))
+            .args(["--log", "info,ort=off"])
             .arg("--model-repository")
             .arg(&self.repository)
+            .args(
+                self.sources
+                    .iter()
+                    .flat_map(|place| ["--allow-source", place]),
+            )
+            .args(
+                self.outputs
+                    .iter()
+                    .flat_map(|place| ["--allow-output", place]),
+            )
             .args(args)
             .into_command()
+            .envs(env)
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(File::create(log).unwrap())
             .spawn()
             .unwrap()
     }
 
     /// A command line of the binary that knows this broker.
     pub fn command<I: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = I>) -> Trommel {
-        let command = Trommel::new(args);
+        self.with_env(Trommel::new(args))
+    }
+
+    fn with_env(&self, command: Trommel) -> Trommel {
         self.env
             .iter()
             .fold(command, |command, (name, value)| command.env(name, value))
     }
 
-    /// Waits until every worker says that it works.
+    /// One worker is another program from its next start on.
+    pub fn set_binary_of(&mut self, number: usize, binary: &Path) {
+        binary.clone_into(&mut self.workers[number].binary);
+    }
+
+    /// A variable of one worker, from its next start on.
+    pub fn set_env_of(&mut self, number: usize, name: &str, value: &str) {
+        let env = &mut self.workers[number].env;
+        env.insert(name.to_owned(), value.to_owned());
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// The roles of a worker.
+    pub fn role(&self, number: usize) -> &str {
+        &self.workers[number].role
+    }
+
+    /// Whether a worker has ended.
+    pub fn has_ended(&mut self, number: usize) -> bool {
+        self.workers[number].child.try_wait().unwrap().is_some()
+    }
+
+    /// The broker's nodes.
+    pub fn nodes(&mut self) -> impl Iterator<Item = &mut NatsServer> {
+        std::iter::once(&mut self.nats).chain(&mut self.others)
+    }
+
+    /// Waits until every worker says that it works, since it was started last.
     #[track_caller]
     pub fn await_ready(&mut self) {
         for number in 0..self.workers.len() {
@@ -202,7 +304,7 @@ impl Cluster {
         }
     }
 
-    /// What a worker has logged.
+    /// What a worker has logged since it was started last.
     pub fn log(&self, number: usize) -> String {
         fs::read_to_string(&self.workers[number].log).unwrap()
     }
@@ -214,17 +316,29 @@ impl Cluster {
             .collect()
     }
 
-    /// Sends a signal such as `STOP`.
-    pub fn signal(&self, number: usize, signal: &str) {
-        let pid = self.workers[number].child.id().to_string();
-        let sent = Command::new("kill")
-            .arg(format!("-{signal}"))
-            .arg(pid)
-            .status();
-        assert!(sent.unwrap().success());
+    /// Sends a signal to a worker.
+    pub fn signal(&self, number: usize, signal: Signal) {
+        kill_process(Pid::from_child(&self.workers[number].child), signal).unwrap();
     }
 
-    /// Kills a worker, in the middle of whatever it does, and starts it anew.
+    /// Fails with the logs if a worker has ended.
+    #[track_caller]
+    pub fn assert_all_alive(&mut self) {
+        for number in 0..self.workers.len() {
+            assert!(
+                self.workers[number].child.try_wait().unwrap().is_none(),
+                "worker {number} has ended: {}",
+                self.log(number)
+            );
+        }
+    }
+
+    /// Workers started from now on may write here too.
+    pub fn allow_output(&mut self, place: &str) {
+        self.outputs.push(place.to_owned());
+    }
+
+    /// Kills a worker, in the middle of whatever it does, and starts it again.
     pub fn kill_and_restart(&mut self, number: usize) {
         self.kill(number);
         self.start_again(number);
@@ -237,11 +351,73 @@ impl Cluster {
         worker.child.wait().unwrap();
     }
 
-    /// Starts a worker anew after [`Cluster::kill`].
+    /// Starts a worker again after its end.
     pub fn start_again(&mut self, number: usize) {
         let worker = &self.workers[number];
-        let (role, args, log) = (worker.role.clone(), worker.args.clone(), worker.log.clone());
-        self.workers[number].child = self.spawn(&role, &args, &log);
+        let log = format!("worker-{number}.{}.log", worker.starts);
+        let log = self.folder.path(&log);
+        let child = self.spawn(
+            &worker.binary,
+            &worker.role,
+            &worker.args,
+            &worker.env,
+            &log,
+        );
+        let worker = &mut self.workers[number];
+        worker.starts += 1;
+        (worker.child, worker.log) = (child, log);
+    }
+
+    /// The state of a job and the rows of it that are committed. Asks until somebody answers who
+    /// knows the job: while the ingest that was asked is down, nobody does.
+    #[track_caller]
+    pub fn progress(&self, id: &str) -> (String, u64) {
+        let deadline = Instant::now() + END;
+        loop {
+            let shown = self.command(["jobs", "show", id, "--json"]).run();
+            if let Ok(status) = serde_json::from_slice::<Value>(&shown.stdout) {
+                let state = status["state"].as_str().unwrap().to_owned();
+                let models = status["models"].as_array().into_iter().flatten();
+                let committed = models.filter_map(|model| model["committed"].as_u64());
+                return (state, committed.sum());
+            }
+            assert!(
+                Instant::now() < deadline,
+                "nobody answers: {}",
+                stderr(&shown)
+            );
+        }
+    }
+
+    /// Waits until `look` finds something.
+    #[track_caller]
+    pub fn eventually<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> T {
+        let deadline = Instant::now() + END;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "{what}: not within {END:?}");
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until a job has more rows than this, and fails if it has ended by then.
+    #[track_caller]
+    pub fn await_rows(&self, id: &str, more_than: u64) -> u64 {
+        let deadline = Instant::now() + END;
+        loop {
+            let (state, committed) = self.progress(id);
+            assert!(
+                ["queued", "running"].contains(&state.as_str()),
+                "{id} is {state} already, with {committed} rows"
+            );
+            if committed > more_than {
+                return committed;
+            }
+            assert!(Instant::now() < deadline, "{id} stands at {committed} rows");
+            sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits for a worker's end; gives its exit code.
@@ -259,70 +435,6 @@ impl Cluster {
             );
             sleep(Duration::from_millis(20));
         }
-    }
-
-    /// Waits until nothing is left in the streams of the pipeline. The last words to the broker are
-    /// on their way when a job ends.
-    #[track_caller]
-    pub fn assert_nothing_left(&self) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while self.left_in_broker() > 0 {
-            assert!(
-                Instant::now() < deadline,
-                "{} messages are left in the broker",
-                self.left_in_broker()
-            );
-            sleep(Duration::from_millis(50));
-        }
-    }
-
-    fn left_in_broker(&self) -> u64 {
-        self.ask(async |broker| {
-            let mut left = 0;
-            for stream in [
-                StreamName::Jobs,
-                StreamName::Tasks,
-                StreamName::Tensors,
-                StreamName::Results,
-            ] {
-                left += broker.stream_stats(stream).await.unwrap().unwrap().messages;
-            }
-            left
-        })
-    }
-
-    /// Publishes bytes to a subject.
-    pub fn publish(&self, subject: &str, payload: &[u8]) {
-        self.ask(async |broker| {
-            let payload = payload.to_vec().into();
-            let headers = Default::default();
-            broker
-                .publish_event(subject, payload, headers)
-                .await
-                .unwrap();
-            broker.flush().await.unwrap();
-        });
-    }
-
-    /// Messages that wait for a consumer; `None` when there is no such consumer.
-    pub fn waiting(&self, stream: StreamName, consumer: &str) -> Option<u64> {
-        self.ask(async |broker| {
-            let stats = broker.consumer_stats(stream, consumer).await.unwrap();
-            stats.map(|stats| stats.waiting)
-        })
-    }
-
-    fn ask<T>(&self, question: impl AsyncFnOnce(Broker) -> T) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.unwrap().block_on(async {
-            let config = BrokerConfig {
-                url: self.nats.url(),
-                ..BrokerConfig::default()
-            };
-            question(Broker::connect(&config, "test").await.unwrap()).await
-        })
     }
 
     /// `trommel submit SOURCE --model digits --output DEST --wait --json`, and what follows.
@@ -357,6 +469,20 @@ impl Cluster {
             self.tell();
             panic!("the command does not end");
         })
+    }
+
+    /// Copies the logs of all starts of the workers, and of the broker's nodes, to a folder.
+    pub fn keep_logs(&self, to: &Path) {
+        fs::create_dir_all(to).unwrap();
+        for log in fs::read_dir(self.folder.path("")).unwrap() {
+            let log = log.unwrap();
+            fs::copy(log.path(), to.join(log.file_name())).unwrap();
+        }
+        let nodes = std::iter::once(&self.nats).chain(&self.others);
+        for (number, node) in nodes.enumerate() {
+            let name = format!("node-{number}.log");
+            fs::copy(node.store().join("server.log"), to.join(name)).unwrap();
+        }
     }
 
     /// Prints what the workers said.

@@ -6,22 +6,31 @@
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+mod chat_server;
 mod cluster;
 mod collector;
+mod hub;
 mod lost_device;
+mod proxy;
 mod scrape;
+mod serving;
 
+pub use chat_server::{ChatServer, Question, Said};
 pub use cluster::{Cluster, PIPELINE};
 pub use collector::{Collector, Traced};
+pub use hub::{COMMIT as HUB_COMMIT, Hub};
 pub use lost_device::LostDevice;
-pub use scrape::{free_address, get};
+pub use proxy::{FlakyStore, StoreFault, Wire};
+pub use rustix::process::Signal;
+pub use scrape::{free_address, get, metric, sum};
+pub use serving::{Answer, Serving, eventually, python, read_answer, request_head, send};
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use trommel_sink::{ResultRow, read_rows};
 use trommel_storage::testsuite::S3Server;
-use trommel_storage::{ResultRow, read_rows};
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
@@ -59,7 +68,12 @@ pub struct Trommel {
 impl Trommel {
     /// `trommel` with these arguments.
     pub fn new<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Self {
-        let mut command = Command::new(binary());
+        Self::of(&binary(), args)
+    }
+
+    /// The same of another file than the one that was built, such as an installed copy of it.
+    pub fn of<I: AsRef<std::ffi::OsStr>>(binary: &Path, args: impl IntoIterator<Item = I>) -> Self {
+        let mut command = Command::new(binary);
         command.args(args).stdin(Stdio::null());
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TROMMEL_") {
@@ -142,6 +156,15 @@ impl Trommel {
             .unwrap()
     }
 
+    /// Starts it, with what it says of errors in a file.
+    pub fn spawn_logging(mut self, errors: &Path) -> Child {
+        self.command
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(errors).unwrap())
+            .spawn()
+            .unwrap()
+    }
+
     /// Runs to the end without the right of root to read everything, so that permissions count.
     pub fn run_bound_by_permissions(self) -> Output {
         let mut bound = Command::new("setpriv");
@@ -155,7 +178,11 @@ impl Trommel {
     }
 }
 
-fn binary() -> PathBuf {
+/// The built binary, or the one that `TESTED_TROMMEL` names: that of another commit, to see a test fail there.
+pub fn binary() -> PathBuf {
+    if let Some(other) = std::env::var_os("TESTED_TROMMEL") {
+        return other.into();
+    }
     // This test is target/PROFILE/deps/NAME.
     let test = std::env::current_exe().unwrap();
     let binary = test.ancestors().nth(2).unwrap().join("trommel");

@@ -24,3 +24,19 @@ pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Some((status, body.to_owned()))
 }
+
+/// The value of a metric, summed over the lines that hold all of `labels`.
+pub fn metric(address: SocketAddr, name: &str, labels: &[&str]) -> f64 {
+    sum(&get(address, "/metrics").unwrap().1, name, labels)
+}
+
+/// The same, of metrics that were read before.
+pub fn sum(metrics: &str, name: &str, labels: &[&str]) -> f64 {
+    let of_name = metrics.lines().filter(|line| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+    });
+    let chosen = of_name.filter(|line| labels.iter().all(|label| line.contains(label)));
+    let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+    chosen.map(value).sum()
+}

@@ -295,7 +295,11 @@ fn what_cannot_work_is_said_before_any_work() {
 
     fs::create_dir(folder.path("empty")).unwrap();
     let empty = Trommel::classify(&folder.path("empty"), &output);
-    assert_refused(empty, &output, &["no images", "--suffixes"]);
+    assert_refused(
+        empty,
+        &output,
+        &["no images", "--suffixes", "HEIC and AVIF"],
+    );
 }
 
 #[test]
@@ -327,7 +331,7 @@ fn results_of_another_job_are_never_touched_unasked() {
         .run();
     assert_code(&other, 2);
     assert!(
-        stderr(&other).contains("top-k=5") && stderr(&other).contains("top-k=2"),
+        stderr(&other).contains("top-k was 5, is 2"),
         "{}",
         stderr(&other)
     );
@@ -349,6 +353,15 @@ fn results_of_another_job_are_never_touched_unasked() {
         "{}",
         stderr(&again)
     );
+
+    // It does not call done what lacks an image.
+    fs::write(folder.path("images/000010.png"), png()).unwrap();
+    let more = Trommel::classify(&folder.images(), &output).run();
+    assert_code(&more, 2);
+    let said = stderr(&more);
+    assert!(said.contains("the source lists 7 images"), "{said}");
+    assert!(said.contains("--skip-existing"), "{said}");
+    assert_each_index_once(&rows(&output), 6);
 }
 
 #[test]

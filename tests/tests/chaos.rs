@@ -25,6 +25,19 @@ fn slow_job(images: &Path, output: &Path) -> Trommel {
         .env("TROMMEL_SINK__PART_INTERVAL", "40ms")
 }
 
+/// The parts that a job has committed while it has not ended, in the folder or beside the single file.
+fn parts(output: &Path) -> usize {
+    let mut beside = output.as_os_str().to_owned();
+    beside.push(".parts");
+    let is_part = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with("part-")
+    };
+    let folders = [output, beside.as_ref()].map(fs::read_dir);
+    let entries = folders.into_iter().flatten().flatten().flatten();
+    entries.filter(is_part).count()
+}
+
 /// Kills a job of 3,000 images 20 times and runs it to its end.
 fn kill_twenty_times(name: &str) {
     const IMAGES: usize = 3000;
@@ -37,14 +50,26 @@ fn kill_twenty_times(name: &str) {
     let mut round = 0;
     let mut output = folder.path(&format!("{round}-{name}"));
     let mut kills = 0;
+    let mut kills_with_rows = 0;
     while kills < KILLS {
+        let before = parts(&output);
         let mut child = slow_job(&folder.images(), &output).spawn();
-        sleep(Duration::from_millis(random.random_range(0..400)));
+        // Every other kill waits for rows of this process, however slow the machine is.
+        if kills % 2 == 1 {
+            while parts(&output) == before && child.try_wait().unwrap().is_none() {
+                sleep(Duration::from_millis(1));
+            }
+        }
+        let wait = if kills % 2 == 1 { 50 } else { 400 };
+        sleep(Duration::from_millis(random.random_range(0..wait)));
         match child.try_wait().unwrap() {
             None => {
                 child.kill().unwrap();
-                child.wait().unwrap();
-                kills += 1;
+                // By the signal: it had not ended by itself in between.
+                if child.wait().unwrap().code().is_none() {
+                    kills += 1;
+                    kills_with_rows += usize::from(parts(&output) > 0);
+                }
             }
             // It was done before it could be killed: the rows have to be right, and the next one
             // is hunted.
@@ -60,6 +85,10 @@ fn kill_twenty_times(name: &str) {
             }
         }
     }
+    assert!(
+        kills_with_rows > 0,
+        "seed {seed}: no kill hit a job that had rows"
+    );
     let last = slow_job(&folder.images(), &output).run();
     assert_code(&last, 0);
     let rows = rows(&output);
@@ -94,6 +123,7 @@ fn an_interrupt_commits_what_is_in_hand_and_the_same_command_goes_on() {
     let output = folder.path("rows");
     let mut interrupted = false;
     for _ in 0..50 {
+        let before = parts(&output);
         let mut child = slow_job(&folder.images(), &output).spawn();
         let works = |child: &mut Child| {
             let holder = fs::read_to_string(output.join("_lock")).unwrap_or_default();
@@ -102,7 +132,10 @@ fn an_interrupt_commits_what_is_in_hand_and_the_same_command_goes_on() {
         while !works(&mut child) {
             sleep(Duration::from_millis(1));
         }
-        sleep(Duration::from_millis(100));
+        // It has committed something of its own.
+        while parts(&output) == before && child.try_wait().unwrap().is_none() {
+            sleep(Duration::from_millis(1));
+        }
         if child.try_wait().unwrap().is_none() {
             let pid = Pid::from_child(&child);
             kill_process(pid, Signal::INT).unwrap();
@@ -133,13 +166,14 @@ fn two_processes_never_write_one_output() {
     while !folder.path("rows.parquet.parts/_job.json").exists() {
         sleep(Duration::from_millis(1));
     }
+    // It holds the output and does not end meanwhile.
+    assert!(first.try_wait().unwrap().is_none());
+    kill_process(Pid::from_child(&first), Signal::STOP).unwrap();
     let second = slow_job(&folder.images(), &output).run();
-    // The first may have been quick: then the second finds its work done.
+    kill_process(Pid::from_child(&first), Signal::CONT).unwrap();
     let said = trommel_tests::stderr(&second);
-    match second.status.code() {
-        Some(2) => assert!(said.contains("another trommel process"), "{said}"),
-        code => assert_eq!(code, Some(0), "{said}"),
-    }
+    assert_code(&second, 2);
+    assert!(said.contains("another trommel process"), "{said}");
     assert!(first.wait().unwrap().success());
     assert_each_index_once(&rows(&output), 3000);
 }
@@ -149,7 +183,12 @@ fn a_source_that_changed_under_a_job_is_refused() {
     let folder = Folder::with_digits(3000);
     let output = folder.path("rows");
     let mut child = slow_job(&folder.images(), &output).spawn();
-    while !output.join("part-00000000.parquet").exists() {
+    let has_part = || {
+        let entries = std::fs::read_dir(&output).into_iter().flatten();
+        let mut names = entries.map(|entry| entry.unwrap().file_name());
+        names.any(|name| name.to_string_lossy().starts_with("part-00000000-"))
+    };
+    while !has_part() {
         sleep(Duration::from_millis(1));
     }
     child.kill().unwrap();

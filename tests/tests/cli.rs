@@ -35,19 +35,19 @@ fn flags_stand_above_the_environment_and_that_above_the_file() {
     let folder = Folder::new();
     fs::write(
         folder.path("trommel.toml"),
-        "[infer]\nmax-batch = 2\ntop-k = 2\nmax-wait = \"5ms\"\n[sink]\npart-rows = 7\n",
+        "[infer]\nmax-batch = 2\nmax-models = 2\nmax-wait = \"5ms\"\n[sink]\npart-rows = 7\n",
     )
     .unwrap();
     let run = Trommel::new(["config", "--max-batch", "4"])
         .current_dir(folder.path("").as_path())
         .env("TROMMEL_INFER__MAX_BATCH", "3")
-        .env("TROMMEL_INFER__TOP_K", "3")
+        .env("TROMMEL_INFER__MAX_MODELS", "3")
         .run();
     assert_code(&run, 0);
     let config = stdout(&run);
     for line in [
         "max-batch = 4",
-        "top-k = 3",
+        "max-models = 3",
         "max-wait = \"5ms\"",
         "part-rows = 7",
     ] {
@@ -64,6 +64,32 @@ fn an_unknown_setting_is_refused_by_name() {
         .run();
     assert_code(&run, 2);
     assert!(stderr(&run).contains("batchsize"), "{}", stderr(&run));
+}
+
+/// What was printed was the parser's and the standard library's: `number would be zero for non-zero type`.
+#[test]
+fn a_number_that_cannot_be_is_refused_by_its_name_wherever_it_is_given() {
+    let folder = Folder::new();
+    fs::write(folder.path("own.toml"), "[sink]\npart-rows = 0\n").unwrap();
+    let own = folder.path("own.toml");
+    let variable = ("TROMMEL_INFER__MAX_BATCH", "many");
+    for (run, words) in [
+        (
+            Trommel::new(["classify", "photos", "--top-k", "0"]).run(),
+            "--top-k must be at least 1",
+        ),
+        (
+            Trommel::new(["config", "--config", own.to_str().unwrap()]).run(),
+            "own.toml: sink.part-rows must be a whole number of at least 1, but is 0",
+        ),
+        (
+            Trommel::new(["config"]).env(variable.0, variable.1).run(),
+            "TROMMEL_INFER__MAX_BATCH must be a whole number of at least 1, but is \"many\"",
+        ),
+    ] {
+        assert_code(&run, 2);
+        assert!(stderr(&run).contains(words), "{}", stderr(&run));
+    }
 }
 
 #[test]

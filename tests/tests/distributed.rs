@@ -5,11 +5,11 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use trommel_storage::ResultRow;
+use trommel_sink::ResultRow;
 use trommel_storage::testsuite::S3Server;
 use trommel_tests::{
-    Cluster, Folder, PIPELINE, Trommel, assert_code, assert_each_index_once, assert_same_rows,
-    digits_model, rows, stderr,
+    Cluster, Folder, PIPELINE, Signal, Trommel, assert_code, assert_each_index_once,
+    assert_same_rows, digits_model, free_address, get, rows, stderr,
 };
 
 /// The rows of the embedded run.
@@ -210,9 +210,12 @@ fn what_cannot_be_done_is_told_to_the_submitter() {
 #[test]
 fn a_job_can_be_cancelled_and_keeps_what_is_committed() {
     let folder = Folder::with_digits(2000);
-    let mut cluster = Cluster::new();
-    // Without infer the job cannot end by itself.
+    // A short queue and small parts: it is caught with some rows and not all.
+    let mut cluster = Cluster::new()
+        .env("TROMMEL_BROKER__TASKS_MAX_MESSAGES", "50")
+        .env("TROMMEL_SINK__PART_ROWS", "20");
     cluster.start("ingest,preprocess,sink", &[]);
+    let infer = cluster.start("infer", &[]);
     cluster.await_ready();
     let output = folder.path("rows/");
     let submitted = cluster
@@ -221,6 +224,9 @@ fn a_job_can_be_cancelled_and_keeps_what_is_committed() {
         .run();
     cluster.assert_code(&submitted, 0);
     assert_eq!(String::from_utf8_lossy(&submitted.stdout).trim(), "endless");
+    cluster.await_rows("endless", 0);
+    // Without infer the job cannot end by itself.
+    cluster.kill(infer);
     let cancelled = cluster.command(["jobs", "cancel", "endless"]).run();
     cluster.assert_code(&cancelled, 0);
     let watched = cluster.command(["jobs", "watch", "endless"]).run();
@@ -234,8 +240,16 @@ fn a_job_can_be_cancelled_and_keeps_what_is_committed() {
     assert_code(&again, 1);
     assert!(stderr(&again).contains("nonesuch"), "{}", stderr(&again));
     assert!(!output.join("_SUCCESS").exists());
+    // The sink commits what it holds, and then notes it.
+    let kept = cluster.eventually("the rows are counted", || {
+        let (state, committed) = cluster.progress("endless");
+        assert_eq!(state, "cancelled");
+        let kept = rows(&output);
+        (kept.len() as u64 == committed).then_some(kept)
+    });
+    assert!((1..2000).contains(&kept.len()), "{} rows", kept.len());
     // The next job is not held up by what the cancelled one has left.
-    cluster.start("infer", &[]);
+    cluster.start_again(infer);
     cluster.await_ready();
     let next = folder.path("next/");
     cluster.classify(text(&folder.images()), text(&next));
@@ -257,7 +271,7 @@ fn a_job_that_is_hopeless_or_late_ends_early() {
     assert!(stderr(&hopeless).contains("0.2"), "{}", stderr(&hopeless));
 
     // Nobody is left who could classify.
-    cluster.signal(0, "TERM");
+    cluster.signal(0, Signal::TERM);
     assert_eq!(cluster.wait(0), Some(0), "{}", cluster.log(0));
     cluster.start("ingest,preprocess,sink", &[]);
     cluster.await_ready();
@@ -275,22 +289,24 @@ fn a_job_that_is_hopeless_or_late_ends_early() {
 
 #[test]
 fn a_drained_worker_leaves_its_work_to_the_others() {
-    let folder = Folder::with_digits(2000);
-    let mut cluster = Cluster::with(&[
-        "ingest,preprocess,infer,sink",
-        "ingest,preprocess,infer,sink",
-    ]);
+    let folder = Folder::with_digits(12_000);
+    // Small parts: it is caught with some rows and not all.
+    let mut cluster = Cluster::new().env("TROMMEL_SINK__PART_ROWS", "100");
+    for roles in ["ingest,preprocess,infer,sink"; 2] {
+        cluster.start(roles, &[]);
+    }
+    cluster.await_ready();
     let output = folder.path("rows/");
     let mut waiting = cluster
         .submit(text(&folder.images()), text(&output))
-        .arg("--wait")
+        .args(["--id", "drained", "--wait"])
         .into_command();
     let mut waiting = waiting.spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    cluster.signal(0, "TERM");
+    cluster.await_rows("drained", 0);
+    cluster.signal(0, Signal::TERM);
     assert_eq!(cluster.wait(0), Some(0), "{}", cluster.log(0));
     assert!(waiting.wait().unwrap().success(), "{}", cluster.log(1));
-    assert_each_index_once(&rows(&output), 2000);
+    assert_each_index_once(&rows(&output), 12_000);
 }
 
 #[test]
@@ -306,7 +322,9 @@ fn one_image_is_decoded_once_for_several_models() {
     }
     let mut cluster = Cluster::new();
     cluster.set_repository(&repository);
-    cluster.start("ingest,preprocess,infer,sink", &[]);
+    let address = free_address();
+    let listen = address.to_string();
+    cluster.start("ingest,preprocess,infer,sink", &["--listen", &listen]);
     cluster.await_ready();
     let output = folder.path("rows/");
     let run = cluster
@@ -314,6 +332,11 @@ fn one_image_is_decoded_once_for_several_models() {
         .args(["--model", "one,two", "--wait"])
         .run();
     cluster.assert_code(&run, 0);
+    let (_, metrics) = get(address, "/metrics").unwrap();
+    let decoded = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("trommel_decode_seconds_count "));
+    assert_eq!(decoded, Some("100"), "{metrics}");
     let expected = embedded(&folder);
     for model in ["one", "two"] {
         let found = rows(&output.join(model));
@@ -337,17 +360,17 @@ fn workers_with_different_models_of_one_name_do_not_mix() {
         .unwrap()
         .join("crates/infer/tests/models/nchw_f32/model.onnx");
     std::fs::copy(other, dir.join("model.onnx")).unwrap();
-    let cluster = Cluster::with(&["ingest"]);
-    let refused = cluster
-        .command(["worker", "--role", "infer", "--model-repository"])
-        .arg(&repository)
-        .run();
-    assert_code(&refused, 2);
-    assert!(
-        stderr(&refused).contains("model digits is version"),
-        "{}",
-        stderr(&refused)
-    );
+    let mut cluster = Cluster::with(&["ingest,preprocess,sink"]);
+    cluster.set_repository(&repository);
+    cluster.start("infer", &[]);
+    cluster.await_ready();
+    let images = Folder::with_digits(3);
+    let ended = cluster.submit(text(&images.images()), text(&folder.path("rows/")));
+    let ended = ended.arg("--wait").run();
+    // R14: the worker goes on; the job ends, as nobody has its version.
+    cluster.assert_code(&ended, 1);
+    let said = stderr(&ended);
+    assert!(said.contains("model digits has version"), "{said}");
 }
 
 #[test]
@@ -381,28 +404,65 @@ fn a_worker_whose_device_is_not_there_does_not_start() {
 }
 
 #[test]
-fn inline_images_need_no_store() {
+fn images_travel_in_requests_no_more() {
     let folder = Folder::new();
-    let cluster = Cluster::with(&["ingest,preprocess,infer,sink"]);
-    let output = folder.path("rows/");
-    let file = &trommel_tests::digits()[0];
-    let bytes = std::fs::read(file).unwrap();
+    let cluster = Cluster::with(&["ingest"]);
     let request = json!({
         "id": "inline",
-        "images": [{"uri": "a", "bytes": bytes}, {"uri": "b", "bytes": [1, 2, 3]}],
+        "images": [{"uri": "a", "bytes": [1, 2, 3]}],
         "models": ["digits"],
-        "output": text(&output),
+        "output": text(&folder.path("rows/")),
     });
-    cluster.publish("trommel.jobs.high", request.to_string().as_bytes());
-    let watched = loop {
-        let watched = cluster.command(["jobs", "watch", "inline"]).run();
-        if !stderr(&watched).contains("no job inline") {
-            break watched;
-        }
-    };
-    cluster.assert_code(&watched, 0);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let answer = runtime.block_on(async {
+        let client = async_nats::connect(cluster.nats.url()).await.unwrap();
+        let asked = client.request("trommel.api.submit", request.to_string().into());
+        asked.await.unwrap()
+    });
+    let headers = answer.headers.unwrap();
+    let of = |name| headers.get(name).unwrap().as_str().to_owned();
+    assert_eq!(of("Nats-Service-Error-Code"), "400");
+    let said = of("Nats-Service-Error");
+    assert!(
+        said.contains("sources") && said.contains("trommel serve"),
+        "{said}"
+    );
+}
+
+/// An image whose deadline passes before it is worked on has a row that says so, and costs no more.
+#[test]
+fn images_that_wait_beyond_their_deadline_expire() {
+    let folder = Folder::with_digits(30);
+    let mut cluster = Cluster::with(&["ingest", "sink"]);
+    let output = folder.path("rows/");
+    let submitted = cluster
+        .submit(text(&folder.images()), text(&output))
+        .args(["--id", "late", "--image-deadline", "1ms"])
+        .run();
+    cluster.assert_code(&submitted, 0);
+    cluster.start("preprocess,infer", &[]);
+    let watched = cluster.command(["jobs", "watch", "late"]).run();
+    // Every image failed.
+    cluster.assert_code(&watched, 3);
+    let late = rows(&output);
+    assert_each_index_once(&late, 30);
+    for row in &late {
+        assert_eq!(
+            row.error_kind.as_deref(),
+            Some("expired"),
+            "{:?}",
+            row.error_kind
+        );
+    }
+    // With time enough none does; the failed ones can be tried again.
+    let output = folder.path("in-time/");
+    let submitted = cluster
+        .submit(text(&folder.images()), text(&output))
+        .args(["--id", "in-time", "--image-deadline", "1h"])
+        .run();
+    cluster.assert_code(&submitted, 0);
+    cluster.assert_code(&cluster.command(["jobs", "watch", "in-time"]).run(), 0);
     let rows = rows(&output);
-    assert_each_index_once(&rows, 2);
-    assert_eq!((rows[0].uri.as_str(), rows[0].status.as_str()), ("a", "ok"));
-    assert_eq!(rows[1].error_kind.as_deref(), Some("unknown_format"));
+    assert_each_index_once(&rows, 30);
+    assert!(rows.iter().all(|row| row.status == "ok"));
 }

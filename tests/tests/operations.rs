@@ -5,17 +5,27 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use trommel_queue::StreamName;
+use trommel_queue::Stream;
 use trommel_storage::testsuite::S3Server;
 use trommel_tests::{
-    Cluster, Folder, PIPELINE, assert_code, assert_each_index_once, digits, digits_model, rows,
-    stderr,
+    Cluster, Folder, PIPELINE, Trommel, assert_code, assert_each_index_once, digits, digits_model,
+    rows, stderr,
 };
 
 fn why(cluster: &Cluster, id: &str) -> Value {
     let run = cluster.command(["jobs", "why", id, "--json"]).run();
     cluster.assert_code(&run, 0);
     serde_json::from_slice(&run.stdout).unwrap()
+}
+
+/// Asks the control API.
+fn ask(cluster: &Cluster, subject: &'static str) -> Value {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let reply = runtime.block_on(async {
+        let client = async_nats::connect(cluster.nats.url()).await.unwrap();
+        client.request(subject, "".into()).await.unwrap()
+    });
+    serde_json::from_slice(&reply.payload).unwrap()
 }
 
 /// Asks until the answer is as expected.
@@ -38,15 +48,18 @@ fn the_consumers_that_workers_are_scaled_by_are_there_before_the_workers() {
         .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
         .run();
     cluster.assert_code(&submitted, 0);
-    let waiting = |stream: StreamName, consumer: &str| cluster.waiting(stream, consumer);
+    let waiting = |stream: Stream, consumer: &str| cluster.waiting(stream, consumer);
     wait_for("tasks wait", || {
-        waiting(StreamName::Tasks, "preprocess-normal") == Some(40)
+        waiting(Stream::Tasks, "preprocess-normal") == Some(40)
     });
+    let inspected = Trommel::new(["model", "inspect", "--json"]).arg(digits_model());
+    let inspected: Value = serde_json::from_slice(&inspected.run().stdout).unwrap();
+    let version = inspected["model"]["version"].as_str().unwrap();
     for lane in ["high", "normal", "low"] {
-        let consumer = format!("infer-digits-{lane}");
-        assert_eq!(waiting(StreamName::Tensors, &consumer), Some(0), "{lane}");
+        let consumer = format!("infer-digits=40{version}-{lane}");
+        assert_eq!(waiting(Stream::Tensors, &consumer), Some(0), "{lane}");
     }
-    assert_eq!(waiting(StreamName::Tasks, "nobody"), None);
+    assert_eq!(waiting(Stream::Tasks, "nobody"), None);
 }
 
 #[test]
@@ -122,7 +135,7 @@ fn what_was_last_said_of_an_image_is_told() {
         cluster.start(role, &[]);
     }
     cluster.await_ready();
-    let said = || why(&cluster, "said")["said"].clone();
+    let said = || why(&cluster, "said")["put_off"].clone();
     let mut words = Value::Null;
     wait_for("something is said", || {
         words = said();
@@ -169,6 +182,25 @@ fn a_dry_run_counts_and_measures_and_stores_nothing() {
     assert_each_index_once(&rows(&output), 700);
 }
 
+#[test]
+fn a_dry_run_that_no_worker_serves_says_what_is_missing() {
+    let folder = Folder::with_digits(20);
+    let mut cluster = Cluster::with(&["ingest"]);
+    let output = folder.path("rows/");
+    let mut dry = cluster
+        .submit(folder.images().to_str().unwrap(), output.to_str().unwrap())
+        .args(["--dry-run", "--json"])
+        .spawn_logging(&folder.path("errors"));
+    wait_for("the dry run says what is missing", || {
+        let said = std::fs::read_to_string(folder.path("errors")).unwrap();
+        said.contains("trommel worker --role preprocess")
+    });
+    for role in ["preprocess", "infer", "sink"] {
+        cluster.start(role, &[]);
+    }
+    assert!(dry.wait().unwrap().success());
+}
+
 /// A notification as S3-compatible stores publish it.
 fn notification(key: &str) -> String {
     json!({
@@ -177,7 +209,7 @@ fn notification(key: &str) -> String {
         "Records": [{
             "eventName": "s3:ObjectCreated:Put",
             "eventTime": "2026-11-21T08:00:00.000Z",
-            "s3": {"bucket": {"name": "photos"}, "object": {"key": key, "size": 100, "eTag": "e"}},
+            "s3": {"bucket": {"name": "photos"}, "object": {"key": key, "size": 100}},
         }],
     })
     .to_string()
@@ -188,11 +220,13 @@ fn new_objects_are_classified_as_their_events_come() {
     let server = S3Server::start();
     server.create_bucket("photos");
     let mut cluster = Cluster::new().s3(&server);
+    cluster.sources.push("nats://bucket.events".to_owned());
     let roles: Vec<usize> = PIPELINE
         .iter()
         .map(|role| cluster.start(role, &[]))
         .collect();
     cluster.await_ready();
+    cluster.create_stream("BUCKET", "bucket.events");
     let run = cluster
         .submit("nats://bucket.events", "s3://photos/rows/")
         .args(["--id", "standing"])
@@ -267,7 +301,7 @@ fn models_come_from_a_bucket() {
     assert_each_index_once(&rows(&output), 100);
     let listed = cluster.command(["jobs", "models"]).run();
     assert!(String::from_utf8_lossy(&listed.stdout).contains("digits"));
-    // Nothing that is not under the prefix is taken for a model.
+    // Nothing that is not under the prefix is considered a model.
     let wrong = cluster
         .command([
             "worker",
@@ -286,7 +320,7 @@ fn models_come_from_a_bucket() {
 }
 
 #[test]
-fn a_tensor_that_no_message_can_hold_is_refused_at_start() {
+fn a_tensor_that_no_message_can_hold_ends_its_job_and_no_worker() {
     let folder = Folder::new();
     let models = folder.path("models");
     std::fs::create_dir_all(models.join("large")).unwrap();
@@ -300,17 +334,30 @@ fn a_tensor_that_no_message_can_hold_is_refused_at_start() {
     .unwrap();
     let mut cluster = Cluster::new();
     cluster.set_repository(&models);
-    let worker = |args: &[&str]| {
-        let repository = ["--model-repository", models.to_str().unwrap()];
-        cluster.command(["worker"]).args(args).args(repository)
-    };
-    let refused = worker(&["--role", "preprocess"]).run();
-    assert_code(&refused, 2);
-    let words = stderr(&refused);
+    for file in ["model.onnx", "config.json", "preprocessor_config.json"] {
+        std::fs::create_dir_all(models.join("digits")).unwrap();
+        std::fs::copy(digits_model().join(file), models.join("digits").join(file)).unwrap();
+    }
+    cluster.start("ingest,sink", &[]);
+    cluster.start("preprocess", &[]);
+    cluster.await_ready();
+    let images = Folder::with_digits(3);
+    let images = images.images();
+    let images = images.to_str().unwrap();
+    let large = cluster
+        .command(["submit", images, "--model", "large", "--wait", "--output"])
+        .arg(folder.path("large/"))
+        .run();
+    cluster.assert_code(&large, 1);
+    let words = stderr(&large);
     assert!(
         words.contains("max_payload") && words.contains("4320000"),
         "{words}"
     );
+    // R47: it stopped every preprocess worker, whatever the jobs were.
+    cluster.start("infer", &[]);
+    cluster.await_ready();
+    cluster.classify(images, folder.path("rows/").to_str().unwrap());
 }
 
 #[test]
@@ -384,6 +431,13 @@ fn a_new_version_of_a_model_is_taken_into_use_while_a_job_of_the_old_one_goes_on
     });
     add("2", "\"3\": \"3\"", "\"3\": \"three\"");
     submit("new");
+    // Whoever asks hears of both versions from every worker.
+    cluster.eventually("all workers tell of the new version", || {
+        let told = ask(&cluster, "trommel.api.workers");
+        let workers = told.as_array().unwrap();
+        let has_both = |worker: &Value| worker["models"]["digits"].as_array().unwrap().len() == 2;
+        (workers.len() == PIPELINE.len() && workers.iter().all(has_both)).then_some(())
+    });
     for id in ["old", "new"] {
         cluster.assert_code(&cluster.command(["jobs", "watch", id]).run(), 0);
     }

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use trommel_storage::ResultRow;
+use trommel_sink::ResultRow;
 use trommel_storage::testsuite::{PostgresServer, S3Server};
 use trommel_tests::{
     Cluster, Folder, PIPELINE, Trommel, assert_code, assert_each_index_once, assert_same_rows,
@@ -54,18 +54,34 @@ fn into_table(folder: &Folder, database: &PostgresServer, table: &str) -> Tromme
 
 #[test]
 fn one_process_fills_a_table_and_goes_on_after_a_kill() {
-    let folder = Folder::with_digits(1500);
+    let folder = Folder::with_digits(6000);
     break_one(&folder);
     let expected = expected(&folder);
     let database = PostgresServer::start();
+    let committed = || {
+        let is_there = database.query("SELECT to_regclass('labels') IS NOT NULL") == "t";
+        match is_there {
+            true => database
+                .query("SELECT count(*) FROM labels")
+                .parse()
+                .unwrap(),
+            false => 0,
+        }
+    };
     for _ in 0..3 {
+        let before: usize = committed();
         let mut killed = into_table(&folder, &database, "labels")
-            .env("TROMMEL_SINK__PART_ROWS", "100")
+            .args(["--preprocess-threads", "1", "--instances", "1"])
+            .env("TROMMEL_SINK__PART_ROWS", "50")
             .env("TROMMEL_SINK__PART_INTERVAL", "50ms")
             .spawn();
-        std::thread::sleep(std::time::Duration::from_millis(400));
+        // It has committed some rows of its own, and not all.
+        while committed() == before {
+            assert!(killed.try_wait().unwrap().is_none(), "it ended by itself");
+        }
         killed.kill().unwrap();
-        killed.wait().unwrap();
+        assert_eq!(killed.wait().unwrap().code(), None, "it ended by itself");
+        assert!(committed() < 6000);
     }
     let run = into_table(&folder, &database, "labels").run();
     assert_code(&run, 0);
@@ -91,7 +107,7 @@ fn one_process_fills_a_table_and_goes_on_after_a_kill() {
     );
     assert_eq!(
         database.query("SELECT count(DISTINCT index), max(index) FROM labels"),
-        "1502|1501"
+        "6002|6001"
     );
     // A second job beside it.
     let more = into_table(&folder, &database, "labels")
@@ -100,7 +116,7 @@ fn one_process_fills_a_table_and_goes_on_after_a_kill() {
     assert_code(&more, 0);
     assert_eq!(
         database.query("SELECT count(*) FROM labels GROUP BY job_id ORDER BY 1"),
-        "100\n1502"
+        "100\n6002"
     );
     let without = into_table(&folder, &database, "labels")
         .env("PGPASSWORD", "")
@@ -157,6 +173,7 @@ fn five_processes_fill_a_table_for_two_models() {
         std::os::unix::fs::symlink(trommel_tests::digits_model(), repository.join(name)).unwrap();
     }
     let mut cluster = Cluster::new().env("PGPASSWORD", database.password());
+    cluster.outputs.push(database.place());
     cluster.set_repository(&repository);
     for role in PIPELINE {
         cluster.start(role, &[]);

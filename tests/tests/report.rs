@@ -43,7 +43,9 @@ fn a_page_shows_classes_failures_and_pictures_and_fetches_nothing() {
     assert_eq!(html.matches("no picture").count(), 0);
     assert!(!html.contains("<b>bad.jpg"), "a name is no markup");
     assert!(html.contains("&lt;b&gt;bad.jpg"));
-    for reference in ["http://", "https://", "<script", "@import", "url("] {
+    for reference in [
+        "http://", "https://", "<script ", "@import", "url(", "fetch(",
+    ] {
         assert!(!html.contains(reference), "the page refers to {reference}");
     }
 }

@@ -1,30 +1,35 @@
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
-use trommel_infer::Engine;
-use trommel_storage::{
-    Existing, Format, JobRecord, Opened, Output, ResultSink, Reuse, Source, SourceOptions,
-    open_source,
-};
-use trommel_worker::{EmbeddedJob, Ended, Progress, Readiness, WorkerError, engine_options};
+use trommel_infer::Wanted;
+use trommel_sink::{Format, JobRecord, Opened, Output, ResultSink, Retry, Reuse, Summary};
+use trommel_source::{Source, SourceOptions, open_source};
+use trommel_types::{ErrorKind, JobModel, JobOptions, JobRequest, JobSpec, RowOptions};
+use trommel_worker::{EmbeddedJob, Ended, Images, Progress, Readiness, WorkerError};
 
 use crate::args::{ClassifyArgs, PartFormat, SourceArgs};
 use crate::config::Config;
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Usage, warn_in_red};
+use crate::forecast::{self, Limits, Spending, problem_of_costs};
+use crate::model::{Opened as OpenedFolder, Started};
 use crate::progress_bar::{Bar, LogWriter};
 use crate::summary::{self, Report, Run};
 use crate::telemetry::Telemetry;
-use crate::{model, shutdown};
+use crate::{cascade, model, shutdown};
+
+/// Images that a dry run classifies.
+const DRY_RUN_IMAGES: u64 = 512;
 
 /// `trommel classify`: everything is opened and checked first, then all roles run in this process.
 pub(crate) fn run(
     args: ClassifyArgs,
-    config: Config,
+    mut config: Config,
     onnxruntime: Option<&Path>,
     telemetry: &Telemetry,
 ) -> Result<Exit> {
@@ -39,78 +44,257 @@ pub(crate) fn run(
         telemetry.health.watch();
         shutdown::on_signal()
     })?;
+    let prices = &args.prices.prices;
+    if let Some(problem) = problem_of_costs(prices, args.max_cost) {
+        return Err(anyhow::anyhow!(problem).context(Usage));
+    }
     let destination = destination(&args, &config).context(Usage)?;
     let options = args.source.options(&config);
     let source = open_source(&args.sources, &options).context(Usage)?;
-    let dir = model_dir(args.model.as_deref()).context(Usage)?;
-    let opened = model::open(&dir, &config, onnxruntime).context(Usage)?;
-    let record = record(&config, source.as_ref(), &opened.model);
+    let dirs = model_dirs(&args).context(Usage)?;
+    let rows = args
+        .rows
+        .options(config.preprocess.reference)
+        .context(Usage)?;
+    if let [dir] = dirs.as_slice() {
+        model::take_profile(&mut config, dir);
+    }
+    let open = |dir: &PathBuf| model::open_any(dir, &config, &rows, onnxruntime).context(Usage);
+    let opened = match (dirs.as_slice(), args.agree) {
+        ([small, large], Some(agree)) => {
+            let (small, large) = (open(small)?, open(large)?);
+            let wanted = Wanted::from(&rows);
+            cascade::check(&args, &wanted, [&small, &large]).context(Usage)?;
+            OpenedFolder::Cascade(Box::new(small), Box::new(large), agree)
+        }
+        (dirs, _) => open(&dirs[0])?,
+    };
+    if args.retry_failed.is_some() && destination.is_none() {
+        let error = anyhow::anyhow!(
+            "--retry-failed needs results that are kept: name a file, a folder or a table with --output"
+        );
+        return Err(error.context(Usage));
+    }
+    let mut record = record(&args, rows.clone(), source.as_ref(), &opened);
+    let to_s3 = args
+        .output
+        .as_deref()
+        .is_some_and(|to| to.starts_with("s3://"));
+    if args.dry_run {
+        let whole = Whole {
+            source,
+            destination: destination.as_ref(),
+            to_s3,
+            started,
+        };
+        return dry_run(
+            &args,
+            config,
+            &runtime,
+            whole,
+            opened,
+            (record, rows),
+            &stop,
+        );
+    }
+    if let Some(kinds) = &args.retry_failed {
+        let kinds = ErrorKind::named(kinds);
+        record.retry = Some(Retry {
+            kinds: kinds.map_err(|reason| anyhow::anyhow!(reason).context(Usage))?,
+            ..Retry::default()
+        });
+    } else if args.skip_existing {
+        record.retry = Some(Retry {
+            adds: true,
+            ..Retry::default()
+        });
+    }
 
-    let reuse = match (args.overwrite, args.skip_existing) {
-        (true, _) => Reuse::Overwrite,
-        (false, true) => Reuse::Extend,
-        (false, false) => Reuse::Resume,
+    let reuse = match args.overwrite {
+        true => Reuse::Overwrite,
+        false => Reuse::Resume,
     };
     let sink = match &destination {
         None => None,
         Some(destination) => {
-            match destination
-                .open_alone(record.clone(), reuse)
-                .context(Usage)?
-            {
+            let opened = runtime.block_on(destination.open_alone(record.clone(), reuse));
+            match opened.context(Usage)? {
                 Opened::Ready(sink) => Some(sink),
                 Opened::Complete(summary) => {
+                    if is_countable(&args) {
+                        let listed = runtime.block_on(source.count()).context(Usage)?;
+                        no_more_than(summary.images, listed, destination).context(Usage)?;
+                    }
                     return Report::complete(*summary, destination).show(&args);
                 }
             }
         }
     };
-    let (sink, existing) = match sink {
-        Some(mut sink) if args.skip_existing => {
-            let existing = sink.existing().context(Usage)?;
-            (Some(sink), Some(existing))
+    let (sink, images) = match sink {
+        Some(mut sink) if sink.job().adds() => {
+            let existing = runtime.block_on(sink.existing()).context(Usage)?;
+            (Some(sink), Images::New(existing))
         }
-        sink => (sink, None),
+        Some(mut sink) if args.retry_failed.is_some() => {
+            let failed = runtime.block_on(sink.failed_images()).context(Usage)?;
+            (Some(sink), Images::Failed(failed))
+        }
+        sink => (sink, Images::Missing),
     };
-    let batches = engine_options(&opened.model, &config.infer).context(Usage)?;
-    let engine = Arc::new(Engine::start(opened.model, batches).context(Usage)?);
+    let Started { engine, plan, also } = opened.start(&config).context(Usage)?;
+    let engine = Arc::new(engine);
     let job = EmbeddedJob {
         source,
-        plan: opened.plan,
+        plan,
+        also,
         engine: Arc::clone(&engine),
         record: sink.as_ref().map_or(record, |sink| sink.job().clone()),
+        rows,
         config,
         max_failure_rate: args.max_failure_rate,
     };
 
     let progress = Arc::new(Progress::default());
-    let run = Run {
+    let mut run = Run {
         source: Arc::clone(&job.source),
         engine,
         progress: Arc::clone(&progress),
         started,
+        job_id: job.record.job_id.clone(),
+        run: job.record.run.clone(),
+        adds: job.record.adds(),
         preprocess_threads: job.config.preprocess.threads(),
+        reads: job.config.preprocess.in_flight(),
+        spending: Spending::new(prices, &job.config, to_s3),
+        forecast: job
+            .config
+            .infer
+            .cache
+            .as_deref()
+            .and_then(|cache| forecast::recall(cache, &job.record.spec_hash)),
+        cascade: None,
     };
-    // Standard input can be listed only once, so its images cannot be counted ahead.
-    let countable = !args.sources.iter().any(|spec| spec == "-");
-    let counted = if countable {
-        Some(open_source(&args.sources, &options)?)
-    } else {
-        None
-    };
+    let limits = Limits::new(args.max_runtime, args.max_cost);
+    let counted = is_countable(&args).then(|| Arc::clone(&run.source));
     let readiness = Readiness::default();
     readiness.begin();
     telemetry.health.has(readiness);
-    let ended = runtime.block_on(work(job, (sink, existing), &progress, counted, &args, stop));
+    let ended = match (&destination, sink) {
+        (Some(destination), Some(sink)) if job.engine.stages().is_some() => {
+            let _limits =
+                runtime.block_on(async { limits.watch(started, &run.spending, &progress, &stop) });
+            let work = (sink, images);
+            let ended = cascade::run(&runtime, &args, destination, job, work, &progress, stop);
+            ended.map(|(ended, sink, known)| {
+                run.cascade = known;
+                (ended, Some(sink))
+            })
+        }
+        (_, sink) => runtime.block_on(async {
+            let _limits = limits.watch(started, &run.spending, &progress, &stop);
+            work(job, (sink, images), &progress, counted, &args, stop).await
+        }),
+    };
+    let reported = report(ended, &args, destination.as_ref(), &run, &limits);
+    let reported = runtime.block_on(reported);
     // A listing may still be blocked on standard input; it holds nothing that has to be kept.
     runtime.shutdown_background();
-    report(ended, &args, destination.as_ref(), &run)
+    reported
 }
 
-/// Runs the job with its bar, until `stop` fires. Returns the sink for the last word on the job.
+/// What a dry run says is about.
+struct Whole<'a> {
+    source: Arc<dyn Source>,
+    destination: Option<&'a Output>,
+    to_s3: bool,
+    started: Instant,
+}
+
+/// Classifies a sample, stores nothing, and says what the whole job would take.
+fn dry_run(
+    args: &ClassifyArgs,
+    config: Config,
+    runtime: &Runtime,
+    whole: Whole<'_>,
+    opened: OpenedFolder,
+    (record, rows): (JobRecord, RowOptions),
+    stop: &CancellationToken,
+) -> Result<Exit> {
+    if args.sources.iter().any(|spec| spec == "-") {
+        let error = anyhow::anyhow!(
+            "--dry-run lists the images twice, and standard input comes but once: write the list into a file and name that"
+        );
+        return Err(error.context(Usage));
+    }
+    let sample = args.source.sample.unwrap_or(u64::MAX).min(DRY_RUN_IMAGES);
+    let options = SourceOptions {
+        sample: Some(sample),
+        ..args.source.options(&config)
+    };
+    let source = open_source(&args.sources, &options).context(Usage)?;
+    let Started { engine, plan, also } = opened.start(&config).context(Usage)?;
+    let engine = Arc::new(engine);
+    let progress = Arc::new(Progress::default());
+    let run = Run {
+        source: Arc::clone(&source),
+        engine: Arc::clone(&engine),
+        progress: Arc::clone(&progress),
+        started: Instant::now(),
+        job_id: record.job_id.clone(),
+        run: record.run.clone(),
+        adds: false,
+        preprocess_threads: config.preprocess.threads(),
+        reads: config.preprocess.in_flight(),
+        spending: Spending::new(&args.prices.prices, &config, whole.to_s3),
+        forecast: None,
+        cascade: None,
+    };
+    let (cache, key) = (config.infer.cache.clone(), record.spec_hash.clone());
+    let job = EmbeddedJob {
+        source,
+        plan,
+        also,
+        engine,
+        record,
+        rows,
+        config,
+        max_failure_rate: None,
+    };
+    let terms = forecast::Terms {
+        source: whole.source.as_ref(),
+        prices: &args.prices.prices,
+        format: whole.destination.map_or(Format::Jsonl, Output::format),
+        to_s3: whole.to_s3,
+        started: whole.started,
+    };
+    let busiest = || summary::busiest(&run);
+    let expected = forecast::dry_run(runtime, job, &terms, &progress, busiest, stop)?;
+    if let Some(cache) = cache {
+        forecast::keep(&cache, &key, &expected.forecast());
+    }
+    expected.show(&run, args.json)?;
+    Ok(Exit::Success)
+}
+
+/// Whether the images can be counted by a listing of their own: standard input is listed only once.
+fn is_countable(args: &ClassifyArgs) -> bool {
+    args.retry_failed.is_none() && !args.sources.iter().any(|spec| spec == "-")
+}
+
+/// Refuses to call results complete that lack images which the source lists by now.
+fn no_more_than(rows: u64, listed: u64, results: &Output) -> Result<()> {
+    if listed > rows {
+        bail!(
+            "the source lists {listed} images, and the finished results in {results} have rows for {rows}: --skip-existing adds rows for the new images, --overwrite classifies all again"
+        );
+    }
+    Ok(())
+}
+
+/// Runs the job with its bar, until `stop` fires. Returns the sink, so that the job can be finished.
 async fn work(
     job: EmbeddedJob,
-    (sink, existing): (Option<Box<dyn ResultSink>>, Option<Existing>),
+    (sink, images): (Option<Box<dyn ResultSink>>, Images),
     progress: &Arc<Progress>,
     counted: Option<Arc<dyn Source>>,
     args: &ClassifyArgs,
@@ -120,18 +304,19 @@ async fn work(
     let progress = Arc::clone(progress);
     Ok(match sink {
         Some(sink) => {
-            let (ended, sink) = job.into_output(sink, existing, progress, stop).await?;
+            let (ended, sink) = job.into_output(sink, images, progress, stop).await?;
             (ended, Some(sink))
         }
         None => (job.into_stream(io::stdout(), progress, stop).await?, None),
     })
 }
 
-fn report(
+async fn report(
     ended: Result<(Ended, Option<Box<dyn ResultSink>>)>,
     args: &ClassifyArgs,
     destination: Option<&Output>,
     run: &Run,
+    limits: &Limits,
 ) -> Result<Exit> {
     let (ended, sink) = match ended {
         Ok(ended) => ended,
@@ -143,6 +328,9 @@ fn report(
             return Err(error.context(run.committed_words(destination)));
         }
     };
+    if let (Ended::Stopped, Some(reason)) = (ended, limits.passed()) {
+        bail!("{reason}; {}", run.committed_words(destination));
+    }
     if ended == Ended::Stopped {
         bail!(
             "stopped before the end; {}",
@@ -150,11 +338,11 @@ fn report(
         );
     }
     // Not finished then: the same command may find some later.
-    if run.progress.total() == Some(0) {
+    if run.progress.total() == Some(0) && !run.adds {
         bail!("the source holds no images; nothing was classified");
     }
     let finished = match sink {
-        Some(sink) => sink.finish()?,
+        Some(sink) => sink.finish().await?,
         None => run.summary(),
     };
     Report::of_run(finished, destination, run).show(args)
@@ -172,10 +360,28 @@ fn destination(args: &ClassifyArgs, config: &Config) -> Result<Option<Output>> {
         .transpose()?)
 }
 
-/// The model that was named, or the only one in ./models.
-fn model_dir(named: Option<&Path>) -> Result<PathBuf> {
-    if let Some(dir) = named {
-        return Ok(dir.to_owned());
+/// The folders of the models that were named, or the only one in ./models. Two are a cascade.
+fn model_dirs(args: &ClassifyArgs) -> Result<Vec<PathBuf>> {
+    match (args.model.as_slice(), args.agree) {
+        ([], Some(_)) | ([_], Some(_)) | ([_, _, _, ..], _) => bail!(
+            "--agree is for a cascade of two models: name the small one and the large one, each with --model"
+        ),
+        ([_, _], None) => bail!(
+            "two models are a cascade: say with --agree on what share of images the first has to give the label of the second, such as 0.99"
+        ),
+        ([], None) => Ok(vec![only_model_dir(args)?]),
+        (models, _) => {
+            let dirs = models.iter();
+            dirs.map(|model| model.folder(args.dtype, args.quiet))
+                .collect()
+        }
+    }
+}
+
+/// The only folder of a model in ./models.
+fn only_model_dir(args: &ClassifyArgs) -> Result<PathBuf> {
+    if args.dtype.is_some() {
+        bail!("--dtype chooses among the files of a model of the hub; name it with --model hf:…");
     }
     let has_model =
         |dir: &PathBuf| dir.join("model.onnx").exists() || dir.join("onnx/model.onnx").exists();
@@ -189,7 +395,9 @@ fn model_dir(named: Option<&Path>) -> Result<PathBuf> {
     found.sort();
     match found.as_slice() {
         [one] => Ok(one.clone()),
-        [] => bail!("no model: name its directory with --model (there is none in ./models)"),
+        [] => bail!(
+            "no model: name its directory, or hf:ORGANISATION/NAME, with --model (./models has no model)"
+        ),
         several => {
             let names: Vec<_> = several
                 .iter()
@@ -203,24 +411,34 @@ fn model_dir(named: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-fn record(config: &Config, source: &dyn Source, model: &trommel_infer::Model) -> JobRecord {
-    let micros = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_micros();
-    JobRecord {
-        job_id: uuid::Uuid::now_v7().to_string(),
+/// The job as one value, as its output names it.
+fn record(
+    args: &ClassifyArgs,
+    rows: RowOptions,
+    source: &dyn Source,
+    opened: &OpenedFolder,
+) -> JobRecord {
+    let model = JobModel {
+        name: opened.name(),
+        version: opened.version(),
+    };
+    let mut answers = BTreeMap::from([(model.name.clone(), opened.columns())]);
+    answers.retain(|_, columns| !columns.is_empty());
+    let spec = JobSpec {
+        request: JobRequest {
+            id: uuid::Uuid::now_v7().to_string(),
+            rows,
+            options: args.source.job_options(),
+            ..JobRequest::default()
+        },
+        run: JobRecord::new_run(),
+        base: None,
         source: source.describe(),
-        model: model.name().to_string(),
-        model_version: model.version().to_string(),
-        options: config.row_options(),
-        // The output puts its own here.
-        format: Format::Jsonl,
         columns: source.columns().to_vec(),
-        logits: config.infer.logits,
-        embedding: config.infer.embedding,
-        created_at: i64::try_from(micros).unwrap_or(i64::MAX),
-    }
+        models: vec![model.clone()],
+        answers,
+    };
+    trommel_worker::job_record(&spec, &model)
 }
 
 impl SourceArgs {
@@ -232,8 +450,29 @@ impl SourceArgs {
             sample: self.sample,
             sample_seed: self.sample_seed,
             uri_column: self.uri_column.clone(),
+            base: self.base.clone(),
             image_column: self.image_column.clone(),
+            fps: self.fps,
             s3: config.s3.clone(),
+            http: config.http.clone(),
+            video: config.video.clone(),
+            ..SourceOptions::default()
+        }
+    }
+
+    /// The same as a job's request has it.
+    pub(crate) fn job_options(&self) -> JobOptions {
+        JobOptions {
+            suffixes: self.suffixes.clone(),
+            min_size: self.min_size,
+            max_size: self.max_size,
+            sample: self.sample,
+            sample_seed: self.sample_seed,
+            uri_column: self.uri_column.clone(),
+            base: self.base.clone(),
+            image_column: self.image_column.clone(),
+            fps: self.fps,
+            ..JobOptions::default()
         }
     }
 }
@@ -251,7 +490,24 @@ impl Report {
         } else if !args.quiet {
             write!(io::stderr(), "{self}")?;
         }
-        let failed = args.fail_on_error && self.summary.failed > 0;
-        Ok(if failed { Exit::Failed } else { Exit::Success })
+        let Summary {
+            images, ok, failed, ..
+        } = &self.summary;
+        let all_failed = *ok == 0 && *failed > 0;
+        if all_failed && !args.json {
+            warn_in_red(&format!(
+                "all {images} images failed, so the exit code is 3"
+            ))?;
+        } else if *failed > 0 && !args.fail_on_error && !args.json && !args.quiet {
+            writeln!(
+                io::stderr(),
+                "  with --fail-on-error the exit code would be 3"
+            )?;
+        }
+        let is_failure = all_failed || (args.fail_on_error && *failed > 0);
+        Ok(match is_failure {
+            true => Exit::Failed,
+            false => Exit::Success,
+        })
     }
 }

@@ -1,7 +1,9 @@
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anstream::AutoStream;
+use anstyle::{AnsiColor, Style};
 use trommel_worker::WorkerError;
 
 /// The exit codes that scripts may rely on.
@@ -13,7 +15,7 @@ pub(crate) enum Exit {
     Error,
     /// Usage or configuration: nothing was started.
     Usage,
-    /// Rows failed, or accuracy is too low, and the user asked to be told by exit code.
+    /// All rows failed; or some did, or accuracy is too low, and the user asked for this code then.
     Failed,
     /// Too many images failed to go on.
     Hopeless,
@@ -54,6 +56,33 @@ impl fmt::Display for Usage {
     }
 }
 
+/// An error with its causes, each said once: many errors name their cause themselves.
+pub(crate) fn words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        match words.contains(&cause) {
+            true => {}
+            false if words.is_empty() => words = cause,
+            false => words = format!("{words}: {cause}"),
+        }
+    }
+    words
+}
+
+/// Writes a line to standard error, in red where that is a terminal that shows colours.
+pub(crate) fn warn_in_red(line: &str) -> io::Result<()> {
+    let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
+    writeln!(
+        AutoStream::auto(io::stderr()),
+        "{red}trommel: {line}{red:#}"
+    )
+}
+
+/// Whether standard error is a terminal that shows colours, and the user wants them (`NO_COLOR`).
+pub(crate) fn colours() -> bool {
+    AutoStream::choice(&io::stderr()) != anstream::ColorChoice::Never
+}
+
 /// Whether the reader of standard output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -61,4 +90,23 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
             .downcast_ref::<io::Error>()
             .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// N30: what the system says was printed twice.
+    #[test]
+    fn a_cause_that_an_error_names_itself_is_said_once() {
+        let cause = || io::Error::from(io::ErrorKind::NotFound);
+        let error = trommel_storage::StorageError::read("a.jpg", cause());
+        let error = anyhow::Error::from(error).context(Usage);
+        let words = words(&error);
+        assert!(
+            words.starts_with("cannot start: failed to read a.jpg: "),
+            "{words}"
+        );
+        assert_eq!(words.matches(&cause().to_string()).count(), 1, "{words}");
+    }
 }

@@ -6,22 +6,34 @@ use anyhow::{Context, Result, bail};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use tokio::runtime::Builder;
 use trommel_queue::Broker;
-use trommel_types::{JobOptions, JobRequest};
-use trommel_worker::{Client, JobReasons, JobState, JobStatus, WorkerError};
+use trommel_types::{ErrorKind, JobOptions, JobRequest};
+use trommel_worker::{
+    Client, DeadLetter, JobReasons, JobState, JobStatus, ListRequest, ModelStatus, ReasonKind,
+    RetryRequest, WorkerError,
+};
 
 use crate::args::{JobsCommand, PartFormat, SubmitArgs};
 use crate::config::Config;
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Usage, warn_in_red};
+use crate::forecast::{self, Compared, DryRun};
+use crate::standstill::Standstill;
 
 /// Time between two looks at a job.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Longest time without an answer while a job is watched.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// `trommel submit`.
 pub(crate) fn submit(args: SubmitArgs, config: &Config) -> Result<Exit> {
-    let request = request(&args);
+    let mut request = request(&args, config)?;
+    let (key, cache) = (
+        forecast::key_of_request(&request),
+        config.infer.cache.as_deref(),
+    );
+    if !args.dry_run {
+        request.options.forecast = cache.and_then(|cache| forecast::recall(cache, &key));
+    }
     let problems = request.problems();
     if !problems.is_empty() {
         return Err(anyhow::anyhow!("{}", problems.join("; ")).context(Usage));
@@ -29,7 +41,11 @@ pub(crate) fn submit(args: SubmitArgs, config: &Config) -> Result<Exit> {
     with_client(config, async |client| {
         let reply = client.submit(&request).await.context(Usage)?;
         if args.dry_run {
-            return dry_run(&client, &reply.id, &args).await;
+            let said = forecast::follow(&client, &reply.id, &args, config).await?;
+            if let (Some(cache), DryRun::Said(forecast)) = (cache, &said) {
+                forecast::keep(cache, &key, forecast);
+            }
+            return Ok(said.exit());
         }
         if !args.quiet {
             let before = if reply.submitted_before {
@@ -53,8 +69,12 @@ pub(crate) fn submit(args: SubmitArgs, config: &Config) -> Result<Exit> {
 pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
     with_client(config, async |client| {
         match command {
-            JobsCommand::List { json } => {
-                let jobs = client.list().await?;
+            JobsCommand::List {
+                limit,
+                running,
+                json,
+            } => {
+                let jobs = list(&client, limit, running).await?;
                 if json {
                     print_json(&jobs)?;
                 } else {
@@ -67,6 +87,47 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
                 let status = watch(&client, &id, false).await?;
                 show_one(&status, json)?;
                 return ended(&status, false);
+            }
+            JobsCommand::Dead { id, json } => {
+                let letters = client.dead(&id).await?;
+                if json {
+                    print_json(&letters)?;
+                } else {
+                    show_dead(&letters)?;
+                }
+            }
+            JobsCommand::Retry {
+                id,
+                kind,
+                wait,
+                fail_on_error,
+                json,
+            } => {
+                // Before the workers are asked: the number makes a repeated request the same retry.
+                ErrorKind::named(&kind).map_err(|reason| anyhow::anyhow!(reason).context(Usage))?;
+                let before = client.status(&id).await.context(Usage)?;
+                let request = RetryRequest {
+                    id,
+                    kinds: kind,
+                    number: Some(before.retries + 1),
+                };
+                let reply = client.retry(&request).await.context(Usage)?;
+                if wait {
+                    let status = watch(&client, &reply.id, json).await?;
+                    show_one(&status, json)?;
+                    return ended(&status, fail_on_error);
+                }
+                if json {
+                    print_json(&reply)?;
+                } else {
+                    let rows = HumanCount(reply.rows);
+                    writeln!(
+                        io::stderr(),
+                        "{rows} failed rows of job {} are tried again",
+                        request.id
+                    )?;
+                    writeln!(io::stdout(), "{}", reply.id)?;
+                }
             }
             JobsCommand::Cancel { id } => {
                 client.cancel(&id).await?;
@@ -103,17 +164,18 @@ pub(crate) fn with_client(
     })
 }
 
-fn request(args: &SubmitArgs) -> JobRequest {
-    JobRequest {
+fn request(args: &SubmitArgs, config: &Config) -> Result<JobRequest> {
+    let rows = args.rows.options(config.preprocess.reference);
+    Ok(JobRequest {
         id: args
             .id
             .clone()
             .unwrap_or_else(|| uuid::Uuid::now_v7().to_string()),
         sources: args.sources.clone(),
-        images: Vec::new(),
         models: args.model.clone(),
         output: args.output.clone(),
         lane: args.lane,
+        rows: rows.context(Usage)?,
         options: JobOptions {
             format: Some(
                 match args.format {
@@ -123,25 +185,43 @@ fn request(args: &SubmitArgs) -> JobRequest {
                 }
                 .to_owned(),
             ),
-            suffixes: args.source.suffixes.clone(),
-            min_size: args.source.min_size,
-            max_size: args.source.max_size,
-            sample: args.source.sample,
-            sample_seed: args.source.sample_seed,
-            uri_column: args.source.uri_column.clone(),
-            image_column: args.source.image_column.clone(),
             max_failure_rate: args.max_failure_rate,
             max_runtime_seconds: args.max_runtime.map(|limit| limit.as_secs()),
+            prices: args.prices.prices.clone(),
+            max_cost: args.max_cost,
+            image_deadline_ms: args
+                .image_deadline
+                .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
             overwrite: args.overwrite,
+            skip_existing: args.skip_existing,
             dry_run: args.dry_run,
+            ..args.source.job_options()
         },
+    })
+}
+
+/// Jobs, the newest first, page by page; all of them for a limit of 0.
+pub(crate) async fn list(client: &Client, limit: usize, running: bool) -> Result<Vec<JobStatus>> {
+    let mut jobs = Vec::new();
+    let mut page = ListRequest {
+        running,
+        ..ListRequest::default()
+    };
+    loop {
+        page.limit = (limit > 0).then(|| limit - jobs.len());
+        let answer = client.list(&page).await?;
+        jobs.extend(answer.jobs);
+        match answer.next {
+            Some(next) if limit == 0 || jobs.len() < limit => page.after = Some(next),
+            _ => return Ok(jobs),
+        }
     }
 }
 
 /// Waits for the end of a job, with a progress bar on a terminal.
 async fn watch(client: &Client, id: &str, quiet: bool) -> Result<JobStatus> {
     let bar = (!quiet && io::stderr().is_terminal()).then(ProgressBar::no_length);
-    let mut last_answer = Instant::now();
+    let (mut last_answer, mut standstill) = (Instant::now(), Standstill::new());
     loop {
         let status = match client.status(id).await {
             Ok(status) => status,
@@ -161,6 +241,14 @@ async fn watch(client: &Client, id: &str, quiet: bool) -> Result<JobStatus> {
                 bar.finish_and_clear();
             }
             return Ok(status);
+        }
+        if !quiet {
+            for finding in standstill.explain(client, &status).await? {
+                match &bar {
+                    Some(bar) => bar.println(finding),
+                    None => writeln!(io::stderr(), "{finding}")?,
+                }
+            }
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -206,35 +294,33 @@ fn redraw(bar: &ProgressBar, status: &JobStatus) {
 }
 
 /// The exit code for a job that has ended.
-fn ended(status: &JobStatus, fail_on_error: bool) -> Result<Exit> {
-    let reason = || {
-        status
-            .reason
-            .clone()
-            .unwrap_or_else(|| "no reason is known".to_owned())
+pub(crate) fn ended(status: &JobStatus, fail_on_error: bool) -> Result<Exit> {
+    let text = match &status.reason {
+        Some(reason) => reason.text.as_str(),
+        None => "no reason is known",
     };
+    let kind = status.reason.as_ref().map(|reason| reason.kind);
+    // What fails again in a retry says nothing about the rows that the job has.
+    let has_none = |model: &ModelStatus| model.ok == 0 && status.retry.is_none();
+    let fails = |model: &ModelStatus| model.failed > 0 && (fail_on_error || has_none(model));
     match status.state {
-        JobState::Complete
-            if fail_on_error && status.models.iter().any(|model| model.failed > 0) =>
-        {
+        JobState::Complete if status.models.iter().any(fails) => {
+            if status.models.iter().any(has_none) {
+                warn_in_red("all images failed, so the exit code is 3")?;
+            }
             Ok(Exit::Failed)
         }
         JobState::Complete => Ok(Exit::Success),
         JobState::Cancelled => bail!("job {} was cancelled; what is committed stays", status.id),
-        JobState::Failed if reason().contains("max-failure-rate") => {
-            writeln!(
-                io::stderr(),
-                "trommel: job {} failed: {}",
-                status.id,
-                reason()
-            )?;
+        JobState::Failed if kind == Some(ReasonKind::TooManyFailures) => {
+            writeln!(io::stderr(), "trommel: job {} failed: {text}", status.id)?;
             Ok(Exit::Hopeless)
         }
-        _ => bail!("job {} failed: {}", status.id, reason()),
+        _ => bail!("job {} failed: {text}", status.id),
     }
 }
 
-fn print_json(value: &impl serde::Serialize) -> Result<()> {
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("failed to write the answer")?;
     writeln!(io::stdout(), "{text}")?;
     Ok(())
@@ -265,14 +351,24 @@ fn show_list(jobs: &[JobStatus]) -> Result<()> {
         };
         writeln!(
             out,
-            "{:<36}  {:<9}  {:>12}  {total:>12}  {failed:>8}  {}",
+            "{:<36}  {:<9}  {:>12}  {total:>12}  {failed:>8}  {}{}",
             job.id,
             job.state.as_str(),
             HumanCount(committed).to_string(),
+            kind_of(job),
             job.source
         )?;
     }
     Ok(())
+}
+
+/// What kind of job it is, if it is a dry run or a retry.
+fn kind_of(job: &JobStatus) -> String {
+    match &job.retry {
+        Some(retry) => format!("(retry {} of {}) ", retry.number, retry.job),
+        None if job.dry_run => "(dry run) ".to_owned(),
+        None => String::new(),
+    }
 }
 
 fn show_one(job: &JobStatus, json: bool) -> Result<()> {
@@ -284,8 +380,23 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
     let reason = job
         .reason
         .as_ref()
-        .map_or_else(String::new, |reason| format!(": {reason}"));
+        .map_or_else(String::new, |reason| format!(": {}", reason.text));
     writeln!(out, "state   {}{reason}", job.state.as_str())?;
+    if let Some(retry) = &job.retry {
+        let kinds: Vec<_> = retry.kinds.iter().map(|kind| kind.as_str()).collect();
+        let kinds = match kinds.is_empty() {
+            true => "all failed rows".to_owned(),
+            false => format!("rows failed as {}", kinds.join(", ")),
+        };
+        writeln!(
+            out,
+            "retry   {} of job {}: {kinds}",
+            retry.number, retry.job
+        )?;
+    }
+    if let Some(retry) = &job.retried_by {
+        writeln!(out, "retried by {retry}")?;
+    }
     writeln!(out, "source  {}", job.source)?;
     writeln!(out, "output  {}", job.output)?;
     match job.total {
@@ -306,97 +417,63 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
         show_failures(&mut out, &model.failures)?;
     }
     for stage in &job.stages {
-        let whose = if stage.of_all_jobs {
-            " (all jobs of the lane)"
-        } else {
-            ""
-        };
         writeln!(
             out,
-            "{:<10}  {} waiting, {} in flight{whose}",
+            "{:<10}  {} waiting or worked on",
             stage.stage,
-            HumanCount(stage.waiting),
-            HumanCount(stage.in_flight)
+            HumanCount(stage.waiting)
         )?;
     }
     if let Some(eta) = job.eta_seconds {
         let eta = Duration::from_secs_f64(eta.min(1e9));
         writeln!(out, "ETA     {}", HumanDuration(eta))?;
     }
+    for (stage, times) in &job.times {
+        let count = HumanCount(times.count);
+        let three = crate::summary::three(times);
+        writeln!(
+            out,
+            "{stage:<7} {three} ms (p50 / p95 / p99 of {count} by the workers that are there)"
+        )?;
+    }
+    match compared(job) {
+        Some(compared) => writeln!(out, "said    {compared}")?,
+        None => {
+            if let Some(cost) = job.cost {
+                writeln!(out, "cost    {}", forecast::money(cost))?;
+            }
+        }
+    }
     Ok(())
 }
 
-/// Follows a dry run and tells what the whole job would take.
-async fn dry_run(client: &Client, id: &str, args: &SubmitArgs) -> Result<Exit> {
-    let mut waited: BTreeMap<String, u64> = BTreeMap::new();
-    let status = loop {
-        let status = client.status(id).await?;
-        for stage in &status.stages {
-            *waited.entry(stage.stage.clone()).or_default() += stage.waiting;
-        }
-        if status.state.is_final() {
-            break status;
-        }
-        tokio::time::sleep(LOOK_EVERY / 4).await;
-    };
-    if status.state != JobState::Complete {
-        return ended(&status, false);
-    }
-    let counted = status.counted.unwrap_or(trommel_worker::Counted {
-        images: status.listed,
-        is_all: true,
-    });
-    let rate = status
-        .models
-        .iter()
-        .map(|model| model.rate)
-        .fold(f64::INFINITY, f64::min);
-    let seconds = (rate > 0.0 && rate.is_finite()).then(|| counted.images as f64 / rate);
-    let bottleneck = waited
-        .iter()
-        .max_by_key(|(_, waiting)| **waiting)
-        .filter(|(_, waiting)| **waiting > 0)
-        .map(|(stage, _)| stage.clone());
-    if args.json {
-        print_json(&serde_json::json!({
-            "images": counted.images,
-            "all_counted": counted.is_all,
-            "sample": status.models,
-            "images_per_second": rate.is_finite().then_some(rate),
-            "eta_seconds": seconds,
-            "bottleneck": bottleneck,
-        }))?;
-        return Ok(Exit::Success);
-    }
+/// What a dry run has said of a job that is complete, and what came.
+fn compared(job: &JobStatus) -> Option<Compared> {
+    let is_complete = job.state == JobState::Complete;
+    let said = job
+        .forecast
+        .filter(|said| is_complete && Some(said.images) == job.total)?;
+    let took = u64::try_from(job.finished_at? - job.started_at?).ok()?;
+    Some(Compared::new(said, Duration::from_micros(took), job.cost))
+}
+
+fn show_dead(letters: &[DeadLetter]) -> Result<()> {
     let mut out = io::stdout().lock();
-    let more = if counted.is_all { "" } else { " or more" };
-    writeln!(out, "images      {}{more}", HumanCount(counted.images))?;
-    for model in &status.models {
+    if letters.is_empty() {
+        writeln!(io::stderr(), "nothing was put aside")?;
+    }
+    for letter in letters {
+        let index = letter
+            .index
+            .map_or_else(String::new, |index| index.to_string());
+        let uri = letter.uri.as_deref().unwrap_or("(no image)");
         writeln!(
             out,
-            "sample      {}: {} ok, {} failed",
-            model.name,
-            HumanCount(model.ok),
-            HumanCount(model.failed)
+            "{:<10}  {index:>8}  {uri}: {}",
+            letter.stage, letter.reason
         )?;
-        show_failures(&mut out, &model.failures)?;
     }
-    if let Some(seconds) = seconds {
-        let eta = HumanDuration(Duration::from_secs_f64(seconds.min(1e9)));
-        writeln!(
-            out,
-            "rate        {rate:.0}/s with the workers that are there"
-        )?;
-        writeln!(out, "time        {eta}{more}")?;
-    }
-    match bottleneck {
-        Some(stage) => writeln!(out, "bottleneck  {stage}: most images waited for it")?,
-        None => writeln!(
-            out,
-            "bottleneck  none seen: the sample is small, or no stage had to wait"
-        )?,
-    }
-    Ok(Exit::Success)
+    Ok(())
 }
 
 fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
@@ -411,31 +488,29 @@ fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
     for stage in &reasons.stages {
         writeln!(
             out,
-            "{:<10}  {} workers, {} waiting, {} in flight, {} of them not for the first time",
+            "{:<10}  {} workers, {} waiting or worked on",
             stage.stage,
             stage.workers,
-            HumanCount(stage.waiting),
-            HumanCount(stage.in_flight),
-            HumanCount(stage.redelivered)
+            HumanCount(stage.waiting)
         )?;
         for image in &stage.oldest {
             let since = HumanDuration(Duration::from_secs_f64(image.seconds));
             writeln!(out, "            {} {} for {since}", image.index, image.uri)?;
         }
     }
-    for said in &reasons.said {
+    for report in &reasons.put_off {
         writeln!(
             out,
-            "said by {} of {} (attempt {}): {}",
-            said.stage, said.uri, said.attempt, said.error
+            "{} put off {} (attempt {}): {}",
+            report.stage, report.uri, report.attempt, report.error
         )?;
     }
     Ok(())
 }
 
-fn show_failures(
+pub(crate) fn show_failures(
     out: &mut impl Write,
-    failures: &BTreeMap<String, trommel_storage::FailureSummary>,
+    failures: &BTreeMap<String, trommel_sink::FailureSummary>,
 ) -> Result<()> {
     for (kind, failure) in failures {
         writeln!(out, "  {:>8} {kind}  {}", failure.count, failure.error)?;

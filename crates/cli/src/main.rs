@@ -1,29 +1,47 @@
 //! The `trommel` binary: arguments, configuration, telemetry, signals, and nothing else.
 
-mod agreement;
 mod args;
+mod bench;
+mod cascade;
 mod classify;
 mod config;
+mod demo;
+#[cfg(test)]
+mod documented;
+mod embeddings;
 mod evaluate;
 mod exit;
+mod export;
+mod feed;
+mod forecast;
+mod hub;
 mod jobs;
+mod labelling;
+mod manual;
 mod model;
+mod originals;
+mod plan;
+mod plot;
 mod profile;
 mod profile_picture;
+mod profile_report;
 mod progress_bar;
 mod report;
+mod results;
+mod serve;
 mod shutdown;
+mod standstill;
 mod summary;
 mod telemetry;
 mod top;
+mod tune;
+mod verify;
 mod worker;
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use trommel_worker::TelemetryConfig;
 
 use crate::args::{Cli, Command, TuningArgs};
@@ -37,39 +55,33 @@ use crate::telemetry::Telemetry;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let ended = start_unreported().and_then(|()| run(cli));
+    let ended = switch_reports_off().and_then(|()| run(args::parse()));
     match ended {
         Ok(exit) => exit.into(),
         Err(error) => {
             // A reader that has seen enough (`trommel … | head`) is no error to speak of.
             if !exit::is_broken_pipe(&error) {
                 // Nowhere is left to report that standard error is closed.
-                drop(writeln!(std::io::stderr(), "trommel: {error:#}"));
+                drop(writeln!(
+                    std::io::stderr(),
+                    "trommel: {}",
+                    exit::words(&error)
+                ));
             }
             Exit::of(&error).into()
         }
     }
 }
 
-/// Starts this program once more, in the same process, with ONNX Runtime's own reports switched off.
+/// Switches ONNX Runtime's own reports off, unless the user has set the variable.
 ///
 /// Since 1.31 the library sends figures of its use to its makers unless this variable is set when it
-/// is loaded, whatever is said by its API; and a process cannot safely change its own environment. One
-/// who wants the reports sets the variable to 0.
-fn start_unreported() -> Result<()> {
-    const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
-    if std::env::var_os(VARIABLE).is_some() {
-        return Ok(());
-    }
-    let mut args = std::env::args_os();
-    let mut again = std::process::Command::new(std::env::current_exe()?);
-    if let Some(name) = args.next() {
-        again.arg0(name);
-    }
-    // Comes back only when it fails.
-    let error = again.args(args).env(VARIABLE, "1").exec();
-    Err(error).context("failed to start with ONNX Runtime's reports switched off")
+/// is loaded, whatever its API is asked for. One who wants the reports sets it to 0.
+fn switch_reports_off() -> Result<()> {
+    // Sound only while there is no other thread, so `main` calls this first. `dotenvy` makes the
+    // call that this workspace denies itself, and leaves a variable that is set as it is.
+    dotenvy::from_read("ORT_DISABLE_TELEMETRY=1".as_bytes())
+        .context("failed to switch ONNX Runtime's reports off; set ORT_DISABLE_TELEMETRY=1")
 }
 
 fn run(cli: Cli) -> Result<Exit> {
@@ -79,6 +91,11 @@ fn run(cli: Cli) -> Result<Exit> {
     let flags = Flags::default();
     let library = cli.onnxruntime.as_deref();
     match cli.command {
+        Command::Demo(args) => {
+            let config = load(flags)?;
+            let telemetry = start(&config.telemetry)?;
+            demo::run(&args, &config, library, &telemetry)
+        }
         Command::Classify(args) => {
             let flags = flags.tuning(&args.tuning).s3(&args.s3);
             let config = load(flags.telemetry(&args.telemetry))?;
@@ -87,9 +104,20 @@ fn run(cli: Cli) -> Result<Exit> {
         }
         Command::Worker(args) => {
             let flags = flags.tuning(&args.tuning).s3(&args.s3).broker(&args.broker);
+            let flags = flags.access(&args.access).serve_listen(args.serve_listen);
             let config = load(flags.telemetry(&args.telemetry))?;
             let telemetry = start(&config.telemetry)?;
             worker::run(*args, config, library, &telemetry)
+        }
+        Command::Serve(args) => {
+            let config = load(flags.tuning(&args.tuning).serve(&args))?;
+            let telemetry = start(&config.telemetry)?;
+            serve::run(*args, config, library, &telemetry)
+        }
+        Command::Feed(args) => {
+            let config = load(flags.broker(&args.broker).telemetry(&args.telemetry))?;
+            let telemetry = start(&config.telemetry)?;
+            feed::run(&args, &config, &telemetry)
         }
         Command::Submit(args) => {
             let _logs = only_logs()?;
@@ -108,7 +136,7 @@ fn run(cli: Cli) -> Result<Exit> {
         }
         Command::Model(command) => {
             let _logs = only_logs()?;
-            model::run(command, library)
+            model::run(command, &load(flags)?, library)
         }
         Command::Profile(args) => {
             let _logs = only_logs()?;
@@ -121,17 +149,55 @@ fn run(cli: Cli) -> Result<Exit> {
         }
         Command::Evaluate(args) => {
             let _logs = only_logs()?;
-            evaluate::run(&args)
+            evaluate::run(&args, &load(flags.s3(&args.s3))?)
         }
         Command::Report(args) => {
             let _logs = only_logs()?;
             report::run(&args, &load(flags.s3(&args.s3))?)
         }
+        Command::Export(args) => {
+            let _logs = only_logs()?;
+            export::run(&args, &load(flags.s3(&args.s3))?)
+        }
+        Command::Relabel(args) => {
+            let _logs = only_logs()?;
+            embeddings::relabel(&args, &load(flags.s3(&args.s3))?, library)
+        }
+        Command::Fit(args) => {
+            let _logs = only_logs()?;
+            embeddings::fit(&args, &load(flags.s3(&args.s3))?)
+        }
+        Command::Find(args) => {
+            let _logs = only_logs()?;
+            embeddings::find(&args, &load(flags.s3(&args.s3))?, library)
+        }
+        Command::Dedup(args) => {
+            let _logs = only_logs()?;
+            embeddings::dedup(&args, &load(flags.s3(&args.s3))?)
+        }
         Command::Config(args) => {
             let config = load(flags.tuning(&args.tuning))?;
-            let text = toml::to_string(&config).context("failed to write the configuration")?;
+            std::io::stdout().write_all(config::printed(&config)?.as_bytes())?;
+            Ok(Exit::Success)
+        }
+        Command::NatsPermissions(args) => {
+            let broker = load(flags.prefix(args.prefix.as_deref()))?.broker;
+            let text = trommel_worker::nats_permissions(&broker.prefix, &args.feed);
             std::io::stdout().write_all(text.as_bytes())?;
             Ok(Exit::Success)
         }
+        Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => {
+            let flags = flags.tuning(&args.tuning).s3(&args.s3);
+            let _logs = only_logs()?;
+            bench::run(&args, load(flags)?, library)
+        }
+        Command::Tune(args) => {
+            let flags = flags.tuning(&args.tuning).s3(&args.s3);
+            let _logs = only_logs()?;
+            tune::run(&args, load(flags)?, library)
+        }
+        Command::Completions(args) => manual::completions(args.shell),
+        Command::Man(args) => manual::pages(&args.dir),
     }
 }

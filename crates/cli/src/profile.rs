@@ -1,48 +1,21 @@
 //! `trommel profile`: where a model's time goes.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
-use trommel_infer::{BatchRate, NodeTime, Profile};
+use trommel_infer::BatchRate;
+use trommel_types::RowOptions;
 use trommel_worker::engine_options;
 
 use crate::args::ProfileArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
+use crate::profile_report::{Report, by_operator};
 use crate::{model, profile_picture};
 
-/// Nodes shown to people; JSON has them all.
-const SLOWEST: usize = 10;
 /// Time that each size of batch is measured.
 const MEASURED: Duration = Duration::from_millis(1500);
-
-/// What the command tells.
-#[derive(Serialize)]
-pub(crate) struct Report {
-    pub(crate) model: String,
-    version: String,
-    device: String,
-    intra_threads: usize,
-    #[serde(flatten)]
-    pub(crate) profile: Profile,
-    /// Share of the nodes' time spent on moving tensors between devices, 0 to 1.
-    copy_share: f64,
-    pub(crate) operators: Vec<OperatorTime>,
-    /// By size of batch, one instance.
-    throughput: Vec<BatchRate>,
-}
-
-/// All nodes of one operator.
-#[derive(Serialize)]
-pub(crate) struct OperatorTime {
-    pub(crate) operator: String,
-    pub(crate) nodes: usize,
-    /// In a batch.
-    pub(crate) milliseconds: f64,
-}
 
 /// Runs the command.
 pub(crate) fn run(
@@ -50,7 +23,8 @@ pub(crate) fn run(
     config: &Config,
     onnxruntime: Option<&std::path::Path>,
 ) -> Result<Exit> {
-    let opened = model::open(&args.model, config, onnxruntime).context(Usage)?;
+    let dir = args.model.folder(args.dtype, true).context(Usage)?;
+    let opened = model::open(&dir, config, &RowOptions::default(), onnxruntime).context(Usage)?;
     let model = opened.model;
     let batch = match args.batch {
         Some(batch) => batch.get(),
@@ -90,110 +64,4 @@ pub(crate) fn run(
         write!(io::stdout(), "{report}")?;
     }
     Ok(Exit::Success)
-}
-
-/// Totals, the largest first.
-fn by_operator(nodes: &[NodeTime]) -> Vec<OperatorTime> {
-    let mut operators: Vec<OperatorTime> = Vec::new();
-    for node in nodes {
-        let of_node = |other: &&mut OperatorTime| other.operator == node.operator;
-        match operators.iter_mut().find(of_node) {
-            Some(operator) => {
-                operator.nodes += 1;
-                operator.milliseconds += node.milliseconds;
-            }
-            None => operators.push(OperatorTime {
-                operator: node.operator.clone(),
-                nodes: 1,
-                milliseconds: node.milliseconds,
-            }),
-        }
-    }
-    operators.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
-    operators
-}
-
-impl Report {
-    /// The nodes that take longest, the slowest first.
-    pub(crate) fn slowest(&self) -> Vec<&NodeTime> {
-        let mut nodes: Vec<_> = self.profile.nodes.iter().collect();
-        nodes.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
-        nodes.truncate(SLOWEST);
-        nodes
-    }
-
-    /// What was run, and how.
-    pub(crate) fn title(&self) -> String {
-        let Self {
-            model,
-            version,
-            device,
-            intra_threads,
-            profile,
-            ..
-        } = self;
-        format!(
-            "{model} ({version}) on {device}, {intra_threads} threads, batch {}, mean of {} runs",
-            profile.batch, profile.runs
-        )
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = self.profile.in_nodes();
-        let percent = |part: f64| 100.0 * part / all.max(f64::MIN_POSITIVE);
-        let (time, batch) = (self.profile.milliseconds, self.profile.batch);
-        writeln!(f, "{}", self.title())?;
-        writeln!(
-            f,
-            "{time:.2} ms a batch, {:.2} ms an image, {:.1} % of it in {} nodes; copies between devices {:.1} %",
-            time / batch as f64,
-            100.0 * all / time,
-            self.profile.nodes.len(),
-            100.0 * self.copy_share
-        )?;
-        writeln!(f, "\n{:>9}  {:>5}  slowest nodes", "ms", "%")?;
-        for node in self.slowest() {
-            let NodeTime {
-                name,
-                operator,
-                milliseconds,
-                ..
-            } = node;
-            let share = percent(*milliseconds);
-            writeln!(f, "{milliseconds:>9.3}  {share:>5.1}  {operator}  {name}")?;
-        }
-        writeln!(f, "\n{:>9}  {:>5}  {:>5}  by operator", "ms", "%", "nodes")?;
-        for operator in &self.operators {
-            let OperatorTime {
-                operator,
-                nodes,
-                milliseconds,
-            } = operator;
-            let share = percent(*milliseconds);
-            writeln!(
-                f,
-                "{milliseconds:>9.3}  {share:>5.1}  {nodes:>5}  {operator}"
-            )?;
-        }
-        writeln!(
-            f,
-            "\n{:>9}  {:>10}  {:>11}  one instance, by batch",
-            "images/s", "ms a batch", "ms an image"
-        )?;
-        for rate in &self.throughput {
-            let BatchRate {
-                batch,
-                milliseconds,
-                images_per_second,
-            } = rate;
-            let image = milliseconds / *batch as f64;
-            writeln!(
-                f,
-                "{images_per_second:>9.1}  {milliseconds:>10.3}  {image:>11.3}  {batch}"
-            )?;
-        }
-        Ok(())
-    }
 }

@@ -4,7 +4,7 @@
 use svg::Document;
 use svg::node::element::{Group, Rectangle, Text, Title};
 
-use crate::profile::Report;
+use crate::profile_report::Report;
 
 const WIDTH: f64 = 1000.0;
 const MARGIN: f64 = 20.0;

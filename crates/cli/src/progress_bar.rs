@@ -2,9 +2,8 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
-use trommel_storage::Source;
+use trommel_source::Source;
 use trommel_worker::Progress;
 
 /// The bar on the screen, so that log lines can be written above it.
@@ -46,15 +45,9 @@ impl Bar {
 
 /// Counts the images of a source; an error there is the job's to tell.
 async fn count(source: Arc<dyn Source>, counted: Arc<OnceLock<u64>>) {
-    let mut listing = source.list();
-    let mut images = 0;
-    while let Some(found) = listing.next().await {
-        if found.is_err() {
-            return;
-        }
-        images += 1;
+    if let Ok(images) = source.count().await {
+        counted.get_or_init(|| images);
     }
-    counted.get_or_init(|| images);
 }
 
 impl Drop for Bar {

@@ -5,7 +5,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// Returns a token that fires at the first SIGINT or SIGTERM. The second one ends the process at
-/// once: what is committed stays, what is in hand is lost and done again by the next run.
+/// once: what is committed stays, what is in flight is lost and done again by the next run.
 pub(crate) fn on_signal() -> Result<CancellationToken> {
     let mut interrupts = listen(SignalKind::interrupt())?;
     let mut terminations = listen(SignalKind::terminate())?;
@@ -13,7 +13,7 @@ pub(crate) fn on_signal() -> Result<CancellationToken> {
     let stop = token.clone();
     tokio::spawn(async move {
         either(&mut interrupts, &mut terminations).await;
-        say("stopping: finishing what is in hand; once more to stop at once");
+        say("stopping: finishing what is in flight; once more to stop at once");
         stop.cancel();
         either(&mut interrupts, &mut terminations).await;
         say("stopped at once; the same command resumes from what is committed");

@@ -6,9 +6,15 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use indicatif::HumanCount;
 use serde::Serialize;
-use trommel_infer::{Engine, EngineStats};
-use trommel_storage::{FailureSummary, Output, Source, Summary};
-use trommel_worker::{Progress, Task};
+use trommel_infer::{Engine, EngineStats, PromptStats};
+use trommel_sink::{FailureSummary, Output, Summary};
+use trommel_source::Source;
+use trommel_types::Forecast;
+use trommel_worker::{Percentiles, Progress, Task, TimeCounts};
+
+use crate::forecast::{Compared, Spending, money};
+
+use crate::cascade::CascadeReport;
 
 /// What is known of this run of a job while it lasts and after.
 pub(crate) struct Run {
@@ -16,7 +22,24 @@ pub(crate) struct Run {
     pub(crate) engine: Arc<Engine>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) started: Instant,
+    /// The job and its run, as the rows name them.
+    pub(crate) job_id: String,
+    pub(crate) run: String,
+    /// Whether its rows are added to others.
+    pub(crate) adds: bool,
     pub(crate) preprocess_threads: usize,
+    /// Images that are read side by side at most.
+    pub(crate) reads: usize,
+    pub(crate) spending: Spending,
+    /// What a dry run has said of the job.
+    pub(crate) forecast: Option<Forecast>,
+    /// Of a cascade: what it went by.
+    pub(crate) cascade: Option<CascadeReport>,
+}
+
+/// The stage that the others waited for, of a run until now.
+pub(crate) fn busiest(run: &Run) -> &'static str {
+    bottleneck(&stages(run, &run.engine.stats(), run.started.elapsed()))
 }
 
 impl Run {
@@ -34,9 +57,9 @@ impl Run {
 
     /// The summary of a run whose rows went to a stream.
     pub(crate) fn summary(&self) -> Summary {
-        let model = self.engine.model();
+        let model = &self.engine;
         Summary {
-            job_id: String::new(),
+            job_id: self.job_id.clone(),
             source: self.source.describe(),
             model: model.name().to_string(),
             model_version: model.version().to_string(),
@@ -44,7 +67,9 @@ impl Run {
             ok: self.progress.ok(),
             failed: self.progress.failed(),
             failures: self.failures().collect(),
+            run: self.run.clone(),
             parts: Vec::new(),
+            whole: None,
         }
     }
 
@@ -63,14 +88,28 @@ impl Run {
     }
 }
 
-/// What is told at the end of a job; displays as lines for people.
+/// What is reported at the end of a job; displays as lines for people.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) summary: Summary,
     pub(crate) output: Option<String>,
+    /// Of failed rows that were tried again: how many, and what became of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retried: Option<Retried>,
+    /// Of rows that were added to others: the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    added: Option<Retried>,
     /// About this run; absent when the job was complete before.
     run: Option<RunReport>,
+}
+
+/// Rows of this run among those of others.
+#[derive(Debug, Serialize)]
+struct Retried {
+    rows: u64,
+    ok: u64,
+    failed: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -84,6 +123,18 @@ struct RunReport {
     stages: Vec<Stage>,
     bottleneck: &'static str,
     engine: EngineStats,
+    /// At the user's prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<f64>,
+    /// Against what a dry run has said of all images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forecast: Option<Compared>,
+    /// What the servers of a prompt were asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt: Option<PromptStats>,
+    /// What a cascade went by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cascade: Option<CascadeReport>,
 }
 
 /// Where the time went.
@@ -94,8 +145,13 @@ struct Stage {
     thread_seconds: f64,
     /// Of the time of all stages, 0 to 1.
     share: f64,
-    /// Of the time of the threads that could do it, 0 to 1.
+    /// How many of it are done side by side at most.
+    threads: usize,
+    /// Of the time of as many as are done side by side, 0 to 1.
     busy: f64,
+    /// Of an image, from its coming to its going; of commit, of a part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    milliseconds: Option<Percentiles>,
 }
 
 impl Report {
@@ -104,6 +160,8 @@ impl Report {
         Self {
             summary,
             output: Some(destination.to_string()),
+            retried: None,
+            added: None,
             run: None,
         }
     }
@@ -112,26 +170,48 @@ impl Report {
     pub(crate) fn of_run(summary: Summary, destination: Option<&Output>, run: &Run) -> Self {
         let wall = run.started.elapsed();
         let progress = &run.progress;
-        let images = progress.ok() + progress.failed();
+        // Rows of this run's own sample were there before the rest began, and not before the run.
+        let sampled = run.cascade.as_ref().map_or(0, CascadeReport::sampled);
+        let sampled = sampled.min(progress.resumed());
+        let images = progress.ok() + progress.failed() + sampled;
         let engine = run.engine.stats();
         let stages = stages(run, &engine, wall);
-        let busiest = stages
-            .iter()
-            .max_by(|a, b| a.thread_seconds.total_cmp(&b.thread_seconds));
+        let cost = run.spending.cost(wall, progress);
+        // What was said is about all images, at one go.
+        let forecast = run.forecast.filter(|said| said.images == images);
         let run_report = RunReport {
             images,
-            resumed: progress.resumed(),
+            resumed: progress.resumed() - sampled,
             skipped: run.source.skipped(),
             retried: progress.retried(),
             seconds: wall.as_secs_f64(),
             images_per_second: images as f64 / wall.as_secs_f64(),
-            bottleneck: busiest.map_or("none", |stage| stage.name),
+            bottleneck: bottleneck(&stages),
             stages,
             engine,
+            cost,
+            forecast: forecast.map(|said| Compared::new(said, wall, cost)),
+            prompt: run.engine.prompt_stats(),
+            cascade: run.cascade.clone(),
+        };
+        let among = summary.whole.as_ref().map(|_| Retried {
+            rows: summary.images,
+            ok: summary.ok,
+            failed: summary.failed,
+        });
+        let summary = match summary.whole {
+            Some(whole) => *whole,
+            None => summary,
+        };
+        let (added, retried) = match run.adds {
+            true => (among, None),
+            false => (None, among),
         };
         Self {
             summary,
             output: destination.map(ToString::to_string),
+            retried,
+            added,
             run: Some(run_report),
         }
     }
@@ -140,20 +220,51 @@ impl Report {
 fn stages(run: &Run, engine: &EngineStats, wall: Duration) -> Vec<Stage> {
     let prepare = run.preprocess_threads;
     let rows = [
-        ("fetch", run.progress.time(Task::Fetch), prepare),
+        ("fetch", run.progress.time(Task::Fetch), run.reads),
         ("decode", run.progress.time(Task::Decode), prepare),
         ("resize", run.progress.time(Task::Resize), prepare),
         ("infer", engine.compute, engine.instances),
         ("commit", run.progress.time(Task::Commit), 1),
     ];
+    let times = run.progress.times();
     let total: Duration = rows.iter().map(|(_, time, _)| *time).sum();
     rows.map(|(name, time, threads)| Stage {
         name,
         thread_seconds: time.as_secs_f64(),
         share: time.as_secs_f64() / total.as_secs_f64().max(1e-9),
+        threads,
         busy: time.as_secs_f64() / (wall.as_secs_f64() * threads.max(1) as f64).max(1e-9),
+        milliseconds: times.get(name).and_then(TimeCounts::percentiles),
     })
     .into()
+}
+
+/// Decoding and resizing are done by the same threads.
+const PREPARING: [&str; 2] = ["decode", "resize"];
+
+/// How busy what does this stage was, 0 to 1.
+fn load(stages: &[Stage], stage: &Stage) -> f64 {
+    let same = |other: &&Stage| {
+        other.name == stage.name
+            || [other, stage]
+                .iter()
+                .all(|one| PREPARING.contains(&one.name))
+    };
+    stages.iter().filter(same).map(|stage| stage.busy).sum()
+}
+
+/// Below this load no stage holds the others up: what took the time is the start, or the listing.
+const IDLE: f64 = 0.25;
+
+/// The stage that the others waited for: of those whose threads were the busiest, the longest.
+fn bottleneck(stages: &[Stage]) -> &'static str {
+    let busiest = stages.iter().max_by(|a, b| {
+        let loads = load(stages, a).total_cmp(&load(stages, b));
+        loads.then(a.busy.total_cmp(&b.busy))
+    });
+    busiest
+        .filter(|stage| load(stages, stage) >= IDLE)
+        .map_or("none", |stage| stage.name)
 }
 
 impl fmt::Display for Report {
@@ -179,6 +290,20 @@ impl fmt::Display for Report {
             run.images_per_second,
             self.where_rows_are()
         )?;
+        if let Some(Retried { rows, ok, failed }) = self.retried {
+            let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
+            writeln!(
+                f,
+                "  {rows} failed rows were tried again: {ok} ok, {failed} failed"
+            )?;
+        }
+        if let Some(Retried { rows, ok, failed }) = self.added {
+            let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
+            writeln!(
+                f,
+                "  {rows} of them are new or have changed: {ok} ok, {failed} failed"
+            )?;
+        }
         if run.resumed > 0 {
             writeln!(
                 f,
@@ -186,21 +311,31 @@ impl fmt::Display for Report {
                 HumanCount(run.resumed)
             )?;
         }
+        if let Some(compared) = &run.forecast {
+            writeln!(f, "  {compared}")?;
+        } else if let Some(cost) = run.cost {
+            writeln!(f, "  cost {} at the prices given", money(cost))?;
+        }
         if run.skipped > 0 {
             let skipped = HumanCount(run.skipped);
+            let build = trommel_source::NOT_IN_THIS_BUILD;
+            let build = build.map_or(String::new(), |build| format!("; {build}"));
             writeln!(
                 f,
-                "  {skipped} other files were passed over by suffix or size"
+                "  {skipped} other files were passed over by suffix or size{build}"
             )?;
         }
         for (kind, failure) in failures {
             write_failure(f, kind, failure)?;
         }
-        write!(f, "  time:")?;
-        for stage in &run.stages {
-            write!(f, "  {} {:.0} %", stage.name, 100.0 * stage.share)?;
+        write_stages(f, &run.stages)?;
+        writeln!(f, "  bottleneck: {}", run.bottleneck)?;
+        if let Some(cascade) = &run.cascade {
+            write!(f, "{cascade}")?;
         }
-        writeln!(f, "  (most: {})", run.bottleneck)?;
+        if let Some(prompt) = &run.prompt {
+            return write_prompt(f, prompt);
+        }
         let EngineStats {
             max_batch,
             fill,
@@ -211,7 +346,7 @@ impl fmt::Display for Report {
         let gaps = gaps.as_secs_f64() / compute.as_secs_f64().max(1e-9);
         writeln!(
             f,
-            "  model: batches of {max_batch} {:.0} % full, {:.1} % of its time between them",
+            "  model: batches of {max_batch}, {:.0} % full, {:.1} % of its time between batches",
             100.0 * fill,
             100.0 * gaps
         )
@@ -224,6 +359,60 @@ impl Report {
             .as_ref()
             .map_or_else(String::new, |output| format!(" → {output}"))
     }
+}
+
+/// A line for each stage: how busy its threads were, and percentiles of its times where there are any.
+fn write_stages(f: &mut impl fmt::Write, stages: &[Stage]) -> fmt::Result {
+    writeln!(f, "  stage    busy     p50 ms    p95 ms    p99 ms")?;
+    for Stage {
+        name,
+        busy,
+        milliseconds,
+        ..
+    } in stages
+    {
+        write!(f, "  {name:<7} {:>3.0} %", 100.0 * busy)?;
+        if let Some(Percentiles { p50, p95, p99, .. }) = milliseconds {
+            write!(f, "  {p50:>9.2} {p95:>9.2} {p99:>9.2}")?;
+        }
+        writeln!(f)?;
+    }
+    Ok(())
+}
+
+/// The percentiles that people ask for, in milliseconds.
+pub(crate) fn three(times: &Percentiles) -> String {
+    let Percentiles { p50, p95, p99, .. } = times;
+    format!("{p50:.2} / {p95:.2} / {p99:.2}")
+}
+
+/// What servers were asked, in this run.
+fn write_prompt(f: &mut impl fmt::Write, stats: &PromptStats) -> fmt::Result {
+    let PromptStats {
+        requests,
+        busy,
+        failed,
+        timed_out,
+        unreachable,
+        peak,
+        servers,
+        ..
+    } = *stats;
+    writeln!(
+        f,
+        "  prompt: {} tokens read ({} known to the server), {} written{}",
+        HumanCount(stats.prompt_tokens),
+        HumanCount(stats.cached_tokens),
+        HumanCount(stats.completion_tokens),
+        stats.price.map_or_else(String::new, |price| format!(
+            "; price {price:.4} by price-in and price-out"
+        ))
+    )?;
+    writeln!(
+        f,
+        "  servers: {servers}, at most {peak} of {} requests at once; {busy} busy, {failed} failed, {timed_out} timed out, {unreachable} unreachable",
+        HumanCount(requests)
+    )
 }
 
 fn write_failure(f: &mut impl fmt::Write, kind: &str, failure: &FailureSummary) -> fmt::Result {
@@ -252,4 +441,51 @@ pub(crate) fn print_failures(run: &Run, out: &mut impl Write) -> Result<()> {
         write_failure(&mut text, &kind, &failure)?;
     }
     Ok(out.write_all(text.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(name: &'static str, thread_seconds: f64, threads: usize) -> Stage {
+        Stage {
+            name,
+            thread_seconds,
+            share: 0.0,
+            threads,
+            busy: thread_seconds / threads as f64 / 10.0,
+            milliseconds: None,
+        }
+    }
+
+    /// N40: many reads side by side add up to more thread-seconds than the stage that they wait for.
+    #[test]
+    fn the_bottleneck_is_what_is_busiest_not_what_adds_up_to_most() {
+        let stages = [
+            stage("fetch", 30.0, 32),
+            stage("decode", 8.0, 4),
+            stage("resize", 4.0, 4),
+            stage("infer", 19.0, 2),
+            stage("commit", 1.0, 1),
+        ];
+        assert_eq!(bottleneck(&stages), "infer");
+    }
+
+    #[test]
+    fn a_run_that_is_over_at_once_has_no_bottleneck() {
+        let stages = [stage("fetch", 0.1, 8), stage("commit", 0.4, 1)];
+        assert_eq!(bottleneck(&stages), "none");
+    }
+
+    #[test]
+    fn decoding_and_resizing_share_their_threads() {
+        let stages = [
+            stage("fetch", 1.0, 8),
+            stage("decode", 20.0, 4),
+            stage("resize", 19.0, 4),
+            stage("infer", 12.0, 2),
+        ];
+        assert_eq!(bottleneck(&stages), "decode");
+        assert!(load(&stages, &stages[1]) > 0.97);
+    }
 }

@@ -1,27 +1,39 @@
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tokio::runtime::Builder;
+use tokio::time::timeout;
+use trommel_types::RowOptions;
 use trommel_worker::{HopKind, Role, Worker, WorkerOptions};
 
 use crate::args::{HopArg, RoleArg, WorkerArgs};
 use crate::config::{Config, cache_folder};
 use crate::exit::{Exit, Usage};
 use crate::progress_bar::LogWriter;
+use crate::serve::{self, FLUSH, Front};
 use crate::shutdown;
 use crate::telemetry::Telemetry;
 
-/// `trommel worker`: holds roles until it is told to stop.
+/// `trommel worker`: holds roles until it is asked to stop.
 pub(crate) fn run(
     args: WorkerArgs,
     config: Config,
     onnxruntime: Option<&Path>,
     telemetry: &Telemetry,
 ) -> Result<Exit> {
-    let mut roles: Vec<_> = args.role.into_iter().map(Role::from).collect();
+    if !config.preprocess.reference.is_auto() {
+        return Err(anyhow::anyhow!(
+            "preprocess.reference = {:?} is set, but it is part of a job: give it to `trommel submit --reference` and leave it out of the worker's configuration",
+            config.preprocess.reference.to_string()
+        ))
+        .context(Usage);
+    }
+    let mut roles: Vec<_> = args.role.iter().copied().map(Role::from).collect();
     roles.sort_unstable();
     roles.dedup();
+    let fronts = answers_requests(&roles, &args).context(Usage)?;
     let options = WorkerOptions {
         model_cache: args
             .model_cache
@@ -31,6 +43,7 @@ pub(crate) fn run(
             HopArg::Jetstream => HopKind::Jetstream,
             HopArg::Local => HopKind::Local,
         },
+        serve: args.serve.clone(),
         onnxruntime: onnxruntime.map(Path::to_owned),
         roles,
     };
@@ -43,14 +56,60 @@ pub(crate) fn run(
     let ended = runtime.block_on(async {
         let stop = shutdown::on_signal()?;
         telemetry.health.watch();
-        let worker = Worker::start(config, options).await.context(Usage)?;
+        let worker = Worker::start(config.clone(), options)
+            .await
+            .context(Usage)?;
         telemetry.health.has(worker.readiness());
         let ready = || say(&format!("working as {names}"));
-        Ok(worker.run(stop, ready).await?)
+        if !fronts {
+            return Ok(worker.run(stop, ready).await?);
+        }
+        let token = serve::token(&config).context(Usage)?;
+        let answers = worker.answers(&args.serve, &RowOptions::default()).await;
+        let answers = Arc::new(answers.context(Usage)?);
+        let (readiness, broker) = (worker.readiness(), worker.broker().clone());
+        let front = Front::open(answers, &config, &readiness, token, Some(&broker));
+        let front = front.await.context(Usage)?;
+        front.announce();
+        let requests = front.run(config.shutdown.drain_timeout, stop.clone());
+        // Whichever ends first ends the other.
+        let jobs = async {
+            let ended = worker.run(stop.clone(), ready).await;
+            stop.cancel();
+            ended
+        };
+        let (answered, worked) = tokio::join!(requests, jobs);
+        // Answers that were given last are still on their way.
+        drop(timeout(FLUSH, broker.flush()).await);
+        answered?;
+        Ok(worked?)
     });
     // A thread may still wait for a store; it holds nothing that has to be kept.
     runtime.shutdown_background();
     ended.map(|()| Exit::Success)
+}
+
+/// Whether a process with these roles takes requests from clients.
+///
+/// # Errors
+/// When it is asked to and cannot, or holds a role that has nothing to do.
+fn answers_requests(roles: &[Role], args: &WorkerArgs) -> Result<bool> {
+    let has = |role| roles.contains(&role);
+    let fronts = has(Role::Serve) || (has(Role::Preprocess) && has(Role::Infer));
+    if has(Role::Serve) && args.serve.is_empty() {
+        anyhow::bail!("the role serve needs models to answer for; name them with --serve");
+    }
+    if !args.serve.is_empty() && !fronts && !has(Role::Infer) {
+        anyhow::bail!(
+            "--serve is for processes that answer requests; add --role serve, or preprocess and infer, or infer to compute for those with serve"
+        );
+    }
+    if args.serve_listen.is_some() && !fronts {
+        anyhow::bail!(
+            "--serve-listen is for processes that take requests; add --role serve, or preprocess and infer"
+        );
+    }
+    Ok(fronts && !args.serve.is_empty())
 }
 
 fn say(what: &str) {
@@ -65,6 +124,7 @@ impl From<RoleArg> for Role {
             RoleArg::Preprocess => Self::Preprocess,
             RoleArg::Infer => Self::Infer,
             RoleArg::Sink => Self::Sink,
+            RoleArg::Serve => Self::Serve,
         }
     }
 }

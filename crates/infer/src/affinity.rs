@@ -7,18 +7,19 @@ use core_affinity::CoreId;
 
 use crate::{InferError, InferErrorKind};
 
-/// Keeps this thread, which runs the instance, on the first of the instance's cores.
+/// Keeps this thread on a core: on the first of those of the instance `number`, of which each has
+/// `threads`.
 ///
 /// # Errors
-/// When the system does not keep threads on cores.
-pub(crate) fn pin_current(number: usize, threads: usize) -> Result<(), InferError> {
+/// [`Settings`](InferErrorKind::Settings) when the system does not keep threads on cores.
+pub fn pin_thread(number: usize, threads: usize) -> Result<(), InferError> {
     let core = cores().and_then(|cores| share(cores, number, threads).next());
     if core.is_some_and(core_affinity::set_for_current) {
         return Ok(());
     }
     Err(InferError::new(
         InferErrorKind::Settings,
-        "the system keeps no thread on a core; unset infer.pin-threads",
+        "the system keeps no thread on a core; unset pin-threads",
     ))
 }
 
@@ -61,7 +62,7 @@ mod tests {
     fn a_pinned_thread_still_knows_the_cores_of_the_others() {
         let before = of_inner_threads(0, 3);
         std::thread::spawn(move || {
-            pin_current(0, 3).unwrap();
+            pin_thread(0, 3).unwrap();
             assert_eq!(core_affinity::get_core_ids().unwrap().len(), 1);
             assert_eq!(of_inner_threads(0, 3), before);
         })

@@ -1,20 +1,24 @@
 //! From what a model puts out to an answer for each image.
 
-use ort::value::{DynTensor, PrimitiveTensorElementType};
-use trommel_types::Scores;
+use std::sync::Arc;
 
-use crate::InferError;
+use ort::value::{DynTensor, PrimitiveTensorElementType};
+use trommel_types::{EmbeddingType, Scores};
+
+use crate::backend::Image;
+use crate::classifier::Classifier;
 use crate::error::reason;
-use crate::model::Inner;
+use crate::head::normalize;
 use crate::scores::Scorer;
 use crate::signature::OutputType;
 use crate::tensor_info::Float;
+use crate::{Head, InferError};
 
-/// Scores the first `images` rows of the logits; the rest is padding.
+/// Scores the rows of the logits, of which those behind `images` are padding.
 pub(crate) fn scores(
-    model: &Inner,
+    model: &Classifier,
     output: &DynTensor,
-    images: usize,
+    images: &[Image],
     computed: usize,
     scorer: &mut Scorer,
 ) -> Result<Vec<Result<Scores, InferError>>, InferError> {
@@ -25,9 +29,9 @@ pub(crate) fn scores(
 }
 
 fn scores_of<F: Float + PrimitiveTensorElementType>(
-    model: &Inner,
+    model: &Classifier,
     output: &DynTensor,
-    images: usize,
+    images: &[Image],
     computed: usize,
     scorer: &mut Scorer,
 ) -> Result<Vec<Result<Scores, InferError>>, InferError> {
@@ -43,52 +47,135 @@ fn scores_of<F: Float + PrimitiveTensorElementType>(
     }
     Ok(values
         .chunks_exact(classes)
-        .take(images)
-        .map(|logits| scorer.score(logits))
+        .zip(images)
+        .map(|(logits, image)| match image.wanted.head {
+            // Its job names others.
+            Some(_) => Ok(Scores::default()),
+            None => scorer.score(logits, &image.wanted),
+        })
         .collect())
 }
 
-/// Adds the vector of each image to its scores. Padding comes last, and falls away here.
+/// Answers without classes, which are added by [`embeddings`].
+pub(crate) fn without_classes(images: &[Image]) -> Vec<Result<Scores, InferError>> {
+    images.iter().map(|_| Ok(Scores::default())).collect()
+}
+
+/// Adds the vector of each image that wants it to its scores, and the classes of labels that its job
+/// names. Padding comes last, and falls away here.
 pub(crate) fn embeddings(
-    model: &Inner,
+    model: &Classifier,
     output: &DynTensor,
+    images: &[Image],
     computed: usize,
+    scorer: &mut Scorer,
     outcomes: &mut [Result<Scores, InferError>],
 ) -> Result<(), InferError> {
-    let vectors = match model
-        .embedding
-        .as_ref()
-        .map(|embedding| embedding.output_type)
-    {
-        Some(OutputType::F32) => vectors::<f32>(model, output, computed),
-        Some(OutputType::F16) => vectors::<half::f16>(model, output, computed),
-        None => return Ok(()),
+    let (vectors, width) = match model.embedding.as_ref() {
+        Ok(found) if found.output_type == OutputType::F32 => {
+            vectors::<f32>(model, output, computed, found.has_tokens)
+        }
+        Ok(found) => vectors::<half::f16>(model, output, computed, found.has_tokens),
+        Err(_) => return Ok(()),
     }?;
-    for (outcome, vector) in outcomes.iter_mut().zip(vectors) {
-        if let Ok(scores) = outcome {
-            scores.embedding = Some(vector);
+    let vectors: Vec<&[f32]> = vectors.chunks_exact(width).take(images.len()).collect();
+    let heads = images.iter().map(|image| image.wanted.head.as_ref());
+    let logits = logits(model, &vectors, &heads.collect::<Vec<_>>())?;
+    let all = outcomes.iter_mut().zip(images).zip(vectors).zip(logits);
+    for (((outcome, image), vector), logits) in all {
+        let (Ok(scores), wanted) = (&mut *outcome, &image.wanted) else {
+            continue;
+        };
+        if let Some(logits) = logits {
+            match scorer.score(&logits, wanted) {
+                Ok(of_labels) => *scores = of_labels,
+                Err(error) => {
+                    *outcome = Err(error);
+                    continue;
+                }
+            }
+        }
+        if wanted.embedding {
+            match kept(vector, wanted.normalize, wanted.embedding_type) {
+                Ok(vector) => scores.embedding = Some(vector),
+                Err(why) => *outcome = Err(model.failed(&why)),
+            }
         }
     }
     Ok(())
 }
 
-/// The vector of each image that was computed, padding included.
+/// The logits of the images whose job names labels: one product for all neighbours of the same job.
+fn logits(
+    model: &Classifier,
+    vectors: &[&[f32]],
+    heads: &[Option<&Arc<Head>>],
+) -> Result<Vec<Option<Vec<f32>>>, InferError> {
+    let same = |a: &Option<&Arc<Head>>, b: &Option<&Arc<Head>>| match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (None, None) => true,
+        _ => false,
+    };
+    let (mut all, mut place) = (Vec::with_capacity(heads.len()), 0);
+    for group in heads.chunk_by(same) {
+        let own = &vectors[place..place + group.len()];
+        place += group.len();
+        let Some(Some(head)) = group.first() else {
+            all.extend(group.iter().map(|_| None));
+            continue;
+        };
+        if own.iter().any(|vector| vector.len() != head.width()) {
+            return Err(model.failed("its embeddings are not as wide as those of its labels"));
+        }
+        let mut logits = Vec::new();
+        head.logits(&own.concat(), &mut logits);
+        let rows = logits.chunks_exact(head.labels().len());
+        all.extend(rows.map(|row| Some(row.to_vec())));
+    }
+    Ok(all)
+}
+
+/// An embedding as its row has it.
+fn kept(vector: &[f32], scaled: bool, kept: EmbeddingType) -> Result<Vec<f32>, String> {
+    let mut vector = vector.to_vec();
+    if scaled {
+        normalize(&mut vector);
+    }
+    if kept == EmbeddingType::Float16 {
+        // The same in all formats: those of text have no half precision.
+        for value in &mut vector {
+            *value = half::f16::from_f32(*value).to_f32();
+        }
+    }
+    match vector.iter().find(|value| !value.is_finite()) {
+        None => Ok(vector),
+        Some(value) => Err(format!(
+            "its embedding of this image holds {value} as {kept}"
+        )),
+    }
+}
+
+/// The vectors of the images that were computed, padding included, one after the other, and the values of
+/// each.
 fn vectors<F: Float + PrimitiveTensorElementType>(
-    model: &Inner,
+    model: &Classifier,
     output: &DynTensor,
     computed: usize,
-) -> Result<Vec<Vec<f32>>, InferError> {
+    has_tokens: bool,
+) -> Result<(Vec<f32>, usize), InferError> {
     let (shape, values) = output
         .try_extract_tensor::<F>()
         .map_err(|error| model.failed(&reason(&error)))?;
-    let [rows, width] = **shape else {
-        return Err(model.failed(&format!("its embeddings are {shape}")));
+    let (rows, width, whole) = match (**shape).to_vec()[..] {
+        [rows, width] if !has_tokens => (rows, width, width),
+        [rows, tokens, width] if has_tokens => (rows, width, tokens * width),
+        _ => return Err(model.failed(&format!("its embeddings are {shape}"))),
     };
-    if rows != computed as i64 || width < 1 {
+    if rows != computed as i64 || width < 1 || whole < width {
         return Err(model.failed(&format!("its embeddings are {shape} for {computed} images")));
     }
-    let vectors = values.chunks_exact(width as usize);
-    Ok(vectors
-        .map(|vector| vector.iter().map(|value| value.widen()).collect())
-        .collect())
+    let (width, whole) = (width as usize, whole as usize);
+    let vectors = values.chunks_exact(whole);
+    let vectors = vectors.flat_map(|vector| vector[..width].iter().map(|value| value.widen()));
+    Ok((vectors.collect(), width))
 }

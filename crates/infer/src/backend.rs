@@ -1,7 +1,19 @@
+use std::sync::Arc;
+
 use bytes::Bytes;
 use trommel_types::Scores;
 
 use crate::InferError;
+use crate::wanted::Resolved;
+
+/// An image of a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct Image {
+    /// HWC bytes of the model's shape.
+    pub(crate) pixels: Bytes,
+    /// What its row holds.
+    pub(crate) wanted: Arc<Resolved>,
+}
 
 /// What runs a batch. One belongs to one thread.
 pub(crate) trait Backend: Send {
@@ -10,11 +22,16 @@ pub(crate) trait Backend: Send {
     ///
     /// # Errors
     /// When the batch as a whole failed, so that nothing is known about any of its images.
-    fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError>;
+    fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError>;
 
     /// The images that a run over `images` of them computes, padding counted.
     fn computed(&self, images: usize) -> usize {
         images
+    }
+
+    /// Whether it has memory for each size of batch, which it takes at warm-up.
+    fn keeps_sizes(&self) -> bool {
+        false
     }
 
     /// Runs a batch of black images.
@@ -37,12 +54,16 @@ pub(crate) trait Backend: Send {
 }
 
 impl Backend for Box<dyn Backend> {
-    fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+    fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
         (**self).run(images)
     }
 
     fn computed(&self, images: usize) -> usize {
         (**self).computed(images)
+    }
+
+    fn keeps_sizes(&self) -> bool {
+        (**self).keeps_sizes()
     }
 
     fn blank(&mut self, images: usize) -> Result<(), InferError> {

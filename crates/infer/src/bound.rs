@@ -1,18 +1,17 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
-use bytes::Bytes;
 use ort::memory::Allocator;
 use ort::session::{IoBinding, NoSelectedOutputs, RunOptions, Session};
 use ort::value::{DynTensor, Tensor, TensorElementType};
 use trommel_types::Scores;
 
-use crate::answers::{embeddings, scores};
-use crate::backend::Backend;
+use crate::answers::{embeddings, scores, without_classes};
+use crate::backend::{Backend, Image};
 use crate::buckets::Buckets;
+use crate::classifier::Classifier;
 use crate::device::Memory;
 use crate::ends::{ALL_LOGITS, CLASSES, EMBEDDINGS, LOGITS, PIXELS, PREPARED, SCORES, VECTORS};
 use crate::error::reason;
-use crate::model::Inner;
 use crate::scores::Scorer;
 use crate::signature::Layout;
 use crate::{InferError, InferErrorKind};
@@ -28,10 +27,11 @@ pub(crate) static RECORDING: RwLock<()> = RwLock::new(());
 /// The first graph copies pixels from the processor's memory to the device, the last one the answers
 /// back. Two of these on one device copy and compute at the same time.
 pub(crate) struct BoundBackend {
-    model: Arc<Inner>,
+    model: Arc<Classifier>,
     /// Which instance this is.
     number: usize,
     sessions: Sessions,
+    reopen: Reopen,
     /// Classes that the device chooses, if it does.
     best: Option<usize>,
     buckets: Buckets,
@@ -40,6 +40,9 @@ pub(crate) struct BoundBackend {
     scorer: Scorer,
     sides: Sides,
 }
+
+/// Opens all sessions once more, of which a GPU records none.
+type Reopen = Box<dyn Fn() -> Result<Sessions, InferError> + Send>;
 
 /// The graphs, in the order in which they run.
 pub(crate) struct Sessions {
@@ -76,20 +79,21 @@ struct TensorSet {
 
 impl BoundBackend {
     pub(crate) fn new(
-        model: Arc<Inner>,
+        model: Arc<Classifier>,
         sessions: Sessions,
+        reopen: Reopen,
         number: usize,
         max_batch: usize,
     ) -> Result<Self, InferError> {
-        let scorer = model.scorer();
         Ok(Self {
             sides: Sides::of(&model, &sessions, number)?,
-            best: scorer.best_on_device(),
+            best: model.best_on_device(),
             number,
             sessions,
+            reopen,
             buckets: Buckets::new(max_batch, model.fixed_batch()),
             sets: Vec::new(),
-            scorer,
+            scorer: model.scorer(),
             model,
         })
     }
@@ -124,21 +128,24 @@ impl BoundBackend {
         before.bind_output(PREPARED, &mut prepared)?;
 
         let element = signature.output_type.element();
-        let mut logits = flat(device, element, model.labels.len())?;
         let mut between = sessions.model.create_binding()?;
         between.bind_input(&signature.input, &prepared)?;
-        between.bind_output(&signature.output, &mut logits)?;
         let mut behind = sessions.behind.create_binding()?;
-        behind.bind_input(LOGITS, &logits)?;
+        if model.has_classes() {
+            let mut logits = flat(device, element, model.labels.len())?;
+            between.bind_output(&signature.output, &mut logits)?;
+            behind.bind_input(LOGITS, &logits)?;
+        }
 
         let mut wanted = match self.best {
+            _ if !model.has_classes() => Vec::new(),
             Some(k) => vec![
                 (SCORES, TensorElementType::Float32, k),
                 (CLASSES, TensorElementType::Int64, k),
             ],
             None => vec![(ALL_LOGITS, element, model.labels.len())],
         };
-        if let Some(embedding) = &model.embedding {
+        if let Some(embedding) = model.bound_embedding() {
             let (element, width) = (embedding.output_type.element(), embedding.width()?);
             let mut vectors = flat(device, element, width)?;
             between.bind_output(&embedding.output, &mut vectors)?;
@@ -170,14 +177,16 @@ impl BoundBackend {
         })
     }
 
-    /// Runs the first `images` images of the set in `place`. A set that the device has no memory for
+    /// Runs `images` in a set for at least `least` of them. A set that the device has no memory for
     /// is given up.
     fn compute(
         &mut self,
-        place: usize,
-        images: usize,
+        images: &[Image],
+        least: usize,
     ) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        let place = self.place(least)?;
         let set = &mut self.sets[place];
+        set.write(images, &self.model)?;
         if let Err(error) = set.run(&mut self.sessions) {
             let error = self.model.run_error(&error, set.batch);
             if error.kind() == InferErrorKind::OutOfMemory {
@@ -188,13 +197,16 @@ impl BoundBackend {
         let (model, batch) = (&*self.model, set.batch);
         let failed = |error: ort::Error| model.failed(&reason(&error));
         let (mut outcomes, vectors) = match (&*set.outputs, self.best) {
+            (vectors, _) if !model.has_classes() => (without_classes(images), vectors),
             ([best, classes, rest @ ..], Some(k)) => {
                 let (_, best) = best.try_extract_tensor().map_err(failed)?;
                 let (_, classes) = classes.try_extract_tensor().map_err(failed)?;
                 let rows = best.chunks_exact(k).zip(classes.chunks_exact(k));
-                let scorer = &self.scorer;
-                let chosen = rows.map(|(best, classes)| scorer.chosen(best, classes));
-                (chosen.take(images).collect(), rest)
+                let chosen = rows.zip(images).map(|((best, classes), image)| {
+                    let best = best.iter().zip(classes).take(image.wanted.top_k);
+                    self.scorer.chosen(best)
+                });
+                (chosen.collect(), rest)
             }
             ([logits, rest @ ..], _) => (
                 scores(model, logits, images, batch, &mut self.scorer)?,
@@ -203,7 +215,14 @@ impl BoundBackend {
             ([], _) => unreachable!("a set has the outputs that it was made with"),
         };
         if let [vectors, ..] = vectors {
-            embeddings(model, vectors, batch, &mut outcomes)?;
+            embeddings(
+                model,
+                vectors,
+                images,
+                batch,
+                &mut self.scorer,
+                &mut outcomes,
+            )?;
         }
         Ok(outcomes)
     }
@@ -219,10 +238,12 @@ impl BoundBackend {
 }
 
 impl Backend for BoundBackend {
-    fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
-        let place = self.place(images.len())?;
-        self.sets[place].write(images, &self.model)?;
-        self.compute(place, images.len())
+    fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        self.compute(images, images.len())
+    }
+
+    fn keeps_sizes(&self) -> bool {
+        true
     }
 
     fn computed(&self, images: usize) -> usize {
@@ -230,9 +251,7 @@ impl Backend for BoundBackend {
     }
 
     fn blank(&mut self, images: usize) -> Result<(), InferError> {
-        let place = self.place(images)?;
-        self.sets[place].write(&[], &self.model)?;
-        self.compute(place, images).map(drop)
+        self.compute(&[], images).map(drop)
     }
 
     /// Records all sizes of batch that there will be, where that is done. What cannot be recorded is
@@ -242,7 +261,7 @@ impl Backend for BoundBackend {
             Err(error) if self.sessions.graphs && !error.is_fatal() => {
                 tracing::warn!("going on without CUDA graphs: {error}");
                 self.sets.clear();
-                self.sessions = self.model.unrecorded_sessions(self.number)?;
+                self.sessions = (self.reopen)()?;
                 self.sides = Sides::of(&self.model, &self.sessions, self.number)?;
                 self.run_all_sizes(images)
             }
@@ -256,7 +275,7 @@ impl Backend for BoundBackend {
 }
 
 impl Sides {
-    fn of(model: &Inner, sessions: &Sessions, number: usize) -> Result<Self, InferError> {
+    fn of(model: &Classifier, sessions: &Sessions, number: usize) -> Result<Self, InferError> {
         let device = model.options.devices.of(number);
         let allocator = |memory: Memory| {
             memory
@@ -273,7 +292,7 @@ impl Sides {
 
 impl TensorSet {
     /// Writes the HWC pixels of `images`, and zeros behind them.
-    fn write(&mut self, images: &[Bytes], model: &Inner) -> Result<(), InferError> {
+    fn write(&mut self, images: &[Image], model: &Classifier) -> Result<(), InferError> {
         debug_assert!(images.len() <= self.batch, "a set that they fit into");
         let (_, pixels) = self
             .pixels
@@ -281,7 +300,7 @@ impl TensorSet {
             .map_err(|error| model.failed(&reason(&error)))?;
         let mut places = pixels.chunks_exact_mut(model.shape.len());
         for (image, place) in images.iter().zip(places.by_ref()) {
-            place.copy_from_slice(image);
+            place.copy_from_slice(&image.pixels);
         }
         places.for_each(|place| place.fill(0));
         Ok(())

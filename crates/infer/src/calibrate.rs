@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
-use crate::{Device, InferError, InferErrorKind, Model};
+use crate::{BatchRate, Device, InferError, InferErrorKind, Model};
 
 /// Sizes that are tried one after the other.
 const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -46,11 +46,46 @@ impl Model {
             return Ok(fixed);
         }
         let largest = self.devices().first().largest_batch();
-        let mut backends = (0..instances)
-            .map(|number| self.inner.measured_backend(number, largest, None))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut backends = self.backends(instances, largest)?;
         let sizes = SIZES.into_iter().filter(|size| *size <= largest);
-        fastest(sizes, instances, |size| rate(&mut backends, size))
+        fastest(sizes, instances, |size| rate(&mut backends, size, TRIED))
+    }
+}
+
+impl Model {
+    /// The throughput of `instances` sessions side by side in batches of `batch`, measured for `time`;
+    /// the milliseconds are those of one batch while all sessions work. Blocks.
+    ///
+    /// # Errors
+    /// When a session cannot be opened, or the model fails on such a batch: also for want of memory.
+    pub fn rate_side_by_side(
+        &self,
+        instances: usize,
+        batch: usize,
+        time: Duration,
+    ) -> Result<BatchRate, InferError> {
+        let batch = self.fixed_batch().unwrap_or(batch);
+        let mut backends = self.backends(instances, batch)?;
+        let images_per_second = rate(&mut backends, batch, time)?;
+        let each = images_per_second / instances.max(1) as f64;
+        Ok(BatchRate {
+            batch,
+            milliseconds: 1e3 * batch as f64 / each,
+            images_per_second,
+        })
+    }
+
+    fn backends(
+        &self,
+        instances: usize,
+        largest: usize,
+    ) -> Result<Vec<Box<dyn Backend>>, InferError> {
+        (0..instances)
+            .map(|number| match self.devices().first().is_gpu() {
+                true => self.classifier().measured_backend(number, largest, None),
+                false => self.backend(number, largest),
+            })
+            .collect()
     }
 }
 
@@ -88,11 +123,11 @@ fn fastest(
 }
 
 /// Images a second with all backends at work, after a batch that takes memory.
-fn rate(backends: &mut [Box<dyn Backend>], size: usize) -> Result<f64, InferError> {
+fn rate(backends: &mut [Box<dyn Backend>], size: usize, time: Duration) -> Result<f64, InferError> {
     let one = |backend: &mut Box<dyn Backend>| {
         backend.blank(size)?;
         let (start, mut images) = (Instant::now(), 0);
-        while images == 0 || start.elapsed() < TRIED {
+        while images == 0 || start.elapsed() < time {
             backend.blank(size)?;
             images += size;
         }

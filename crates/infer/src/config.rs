@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ending::Ending;
+use crate::wanted::with_thresholds;
 use crate::{InferError, InferErrorKind};
 
 /// How a model's raw output becomes scores.
@@ -18,7 +20,7 @@ pub enum Activation {
     Softmax,
     /// Each class is a yes or no of its own, with a score from 0 to 1.
     Sigmoid,
-    /// The model's output is taken for the scores as it is.
+    /// The model's output is used as the scores, unchanged.
     None,
 }
 
@@ -37,13 +39,22 @@ impl fmt::Display for Activation {
 pub(crate) struct ModelConfig {
     /// The model's file, if it is not looked for.
     pub(crate) file: Option<PathBuf>,
-    /// The name of class `i` is at place `i`.
+    /// The name of class `i` is at place `i`; none for a model without classes.
     pub(crate) labels: Arc<[Arc<str>]>,
-    pub(crate) activation: Activation,
+    /// What these names were read from, for people.
+    pub(crate) labels_from: String,
+    /// The file that they were read from, if not from the configuration itself.
+    pub(crate) label_file: Option<PathBuf>,
+    /// What `trommel.toml` says.
+    pub(crate) set_activation: Option<Activation>,
+    /// What `problem_type` in `config.json` means.
+    problem: Option<Activation>,
     /// Name of the output that holds embeddings, if it is not looked for.
     pub(crate) embedding: Option<String>,
     /// The score that class `i` has to reach is at place `i`, if any has to.
     pub(crate) thresholds: Option<Arc<[f32]>>,
+    /// Why there are no labels, if there are none.
+    pub(crate) unlabelled: Option<InferError>,
 }
 
 /// The section `[model]` of `trommel.toml`.
@@ -86,6 +97,9 @@ struct PretrainedConfig {
     num_classes: Option<usize>,
 }
 
+/// Where the labels of a model without classes come from.
+const UNNAMED: &str = "no file, as it has no classes";
+
 impl ModelConfig {
     /// Reads `config.json` and `trommel.toml` in `dir`; the latter wins.
     ///
@@ -100,13 +114,11 @@ impl ModelConfig {
             }
             None => None,
         };
-        let activation = match overrides.activation {
-            Some(activation) => activation,
-            None => hub
-                .as_ref()
-                .map_or(Ok(Activation::default()), |hub| hub.activation(&path))?,
+        let problem = match (overrides.activation, &hub) {
+            (None, Some(hub)) => hub.activation(&path)?,
+            _ => None,
         };
-        let labels = match &overrides.labels {
+        let (labels, labels_from) = match &overrides.labels {
             Some(setting) => setting.read(dir)?,
             None => match hub
                 .as_ref()
@@ -115,22 +127,65 @@ impl ModelConfig {
                 .flatten()
             {
                 Some(labels) => labels,
-                None => return Err(unlabelled(&path, hub.is_some())),
+                None => (Vec::new(), UNNAMED.to_owned()),
             },
         };
-        if labels.is_empty() {
+        if labels.is_empty() && labels_from != UNNAMED {
             return Err(invalid(dir, &"the list of labels is empty"));
         }
+        let labels: Arc<[Arc<str>]> = labels.into_iter().map(Arc::from).collect();
+        let none = labels.is_empty();
+        let unlabelled = none.then(|| unlabelled(&path, hub.is_some()));
         let thresholds = overrides
             .thresholds(&labels)
             .map_err(|why| invalid(&dir.join("trommel.toml"), &why))?;
+        let label_file = match &overrides.labels {
+            Some(LabelsSetting::File(file)) => Some(dir.join(file)),
+            _ => None,
+        };
         Ok(Self {
             file: overrides.file,
-            labels: labels.into_iter().map(Arc::from).collect(),
-            activation,
+            labels,
+            labels_from,
+            label_file,
+            set_activation: overrides.activation,
+            problem,
             embedding: overrides.embedding,
             thresholds,
+            unlabelled,
         })
+    }
+}
+
+impl ModelConfig {
+    /// How the output of a graph that ends so becomes scores, and why, for people.
+    ///
+    /// What `trommel.toml` says; else nothing where the graph has done it already; else as Transformers'
+    /// pipeline does: sigmoid for several labels an image and for a single class, softmax otherwise.
+    pub(crate) fn activation(&self, ending: Option<&Ending>) -> (Activation, String) {
+        let because = |activation, why: &str| (activation, why.to_owned());
+        match (self.set_activation, ending, self.problem) {
+            (Some(set), Some(ending), _) if set != Activation::None => (
+                set,
+                format!("trommel.toml says so, though the graph ends in {ending}"),
+            ),
+            (Some(set), _, _) => because(set, "trommel.toml says so"),
+            (None, Some(ending), _) => (
+                Activation::None,
+                format!("the graph ends in {ending}, so its output is scores"),
+            ),
+            (None, None, Some(Activation::Sigmoid)) => {
+                because(Activation::Sigmoid, "problem_type in config.json")
+            }
+            (None, None, _) if self.labels.len() == 1 => {
+                because(Activation::Sigmoid, "there is a single class")
+            }
+            (None, None, Some(problem)) => because(problem, "problem_type in config.json"),
+            (None, None, None) => because(
+                Activation::Softmax,
+                "there are several classes, and neither config.json nor the graph says otherwise",
+            ),
+        }
     }
 }
 
@@ -150,47 +205,37 @@ impl Overrides {
     }
 
     /// The threshold of each class; 0, which every score reaches, for one without.
-    fn thresholds(&self, labels: &[String]) -> Result<Option<Arc<[f32]>>, String> {
+    fn thresholds(&self, labels: &[Arc<str>]) -> Result<Option<Arc<[f32]>>, String> {
         if self.threshold.is_none() && self.thresholds.is_empty() {
             return Ok(None);
         }
-        if let Some(label) = self.thresholds.keys().find(|label| !labels.contains(label)) {
-            return Err(format!(
-                "thresholds has {label:?}, which is none of the labels"
-            ));
-        }
-        let general = self.threshold.unwrap_or(0.0);
-        let of_class = |label| self.thresholds.get(label).copied().unwrap_or(general);
-        let thresholds: Arc<[f32]> = labels.iter().map(of_class).collect();
-        match thresholds
-            .iter()
-            .find(|value| !(0.0..=1.0).contains(*value))
-        {
-            Some(value) => Err(format!("threshold {value} is no score from 0 to 1")),
-            None => Ok(Some(thresholds)),
-        }
+        let general = std::iter::repeat(self.threshold.unwrap_or(0.0));
+        with_thresholds(general, &self.thresholds, labels).map(Some)
     }
 }
 
 impl LabelsSetting {
-    fn read(&self, dir: &Path) -> Result<Vec<String>, InferError> {
+    fn read(&self, dir: &Path) -> Result<(Vec<String>, String), InferError> {
         match self {
-            Self::List(labels) => Ok(labels.clone()),
+            Self::List(labels) => Ok((labels.clone(), "labels in trommel.toml".to_owned())),
             Self::File(file) => {
                 let path = dir.join(file);
                 let text = read_optional(&path)?
                     .ok_or_else(|| invalid(&path, &"there is no such file of labels"))?;
-                Ok(text.lines().map(str::to_owned).collect())
+                let labels = text.lines().map(str::to_owned).collect();
+                Ok((labels, format!("{}, named in trommel.toml", file.display())))
             }
         }
     }
 }
 
 impl HubConfig {
-    fn activation(&self, path: &Path) -> Result<Activation, InferError> {
+    /// What `problem_type` means, if it is there.
+    fn activation(&self, path: &Path) -> Result<Option<Activation>, InferError> {
         match self.problem_type.as_deref() {
-            None | Some("single_label_classification") => Ok(Activation::Softmax),
-            Some("multi_label_classification") => Ok(Activation::Sigmoid),
+            None => Ok(None),
+            Some("single_label_classification") => Ok(Some(Activation::Softmax)),
+            Some("multi_label_classification") => Ok(Some(Activation::Sigmoid)),
             Some(other) => Err(invalid(
                 path,
                 &format_args!(
@@ -202,21 +247,28 @@ impl HubConfig {
         }
     }
 
-    fn labels(&self, path: &Path) -> Result<Option<Vec<String>>, InferError> {
+    /// The names, and what they were read from.
+    fn labels(&self, path: &Path) -> Result<Option<(Vec<String>, String)>, InferError> {
+        let from = |labels: Vec<String>, from: &str| Some((labels, from.to_owned()));
         if let Some(id2label) = &self.id2label {
-            return dense(id2label).map(Some).map_err(|why| invalid(path, &why));
+            let labels = dense(id2label).map_err(|why| invalid(path, &why))?;
+            return Ok(from(labels, "id2label in config.json"));
         }
         match &self.label_names {
             Some(serde_json::Value::Array(names)) => names
                 .iter()
                 .map(text)
                 .collect::<Option<_>>()
-                .map(Some)
+                .map(|labels| from(labels, "label_names in config.json"))
                 .ok_or_else(|| invalid(path, &"label_names holds something other than text")),
             Some(serde_json::Value::Null) | None => Ok(self
                 .num_classes
                 .or_else(|| self.pretrained_cfg.as_ref()?.num_classes)
-                .map(|count| (0..count).map(|class| class.to_string()).collect())),
+                .filter(|count| *count > 0) // timm's number for a model of features
+                .and_then(|count| {
+                    let numbers = (0..count).map(|class| class.to_string()).collect();
+                    from(numbers, "num_classes in config.json, which names no class")
+                })),
             Some(_) => Err(invalid(path, &"label_names is no list")),
         }
     }
@@ -251,7 +303,7 @@ fn text(value: &serde_json::Value) -> Option<String> {
     }
 }
 
-fn read_optional(path: &Path) -> Result<Option<String>, InferError> {
+pub(crate) fn read_optional(path: &Path) -> Result<Option<String>, InferError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -259,7 +311,7 @@ fn read_optional(path: &Path) -> Result<Option<String>, InferError> {
     }
 }
 
-fn invalid(path: &Path, why: &dyn fmt::Display) -> InferError {
+pub(crate) fn invalid(path: &Path, why: &dyn fmt::Display) -> InferError {
     let why = why.to_string();
     InferError::new(
         InferErrorKind::ModelConfig,
@@ -286,134 +338,4 @@ fn unlabelled(path: &Path, exists: bool) -> InferError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(files: &[(&str, &str)]) -> Result<ModelConfig, InferError> {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, content) in files {
-            fs::write(dir.path().join(name), content).unwrap();
-        }
-        ModelConfig::read(dir.path())
-    }
-
-    fn labels(config: &ModelConfig) -> Vec<&str> {
-        config.labels.iter().map(|label| &**label).collect()
-    }
-
-    fn error(files: &[(&str, &str)]) -> String {
-        let error = read(files).unwrap_err();
-        assert_eq!(error.kind(), InferErrorKind::ModelConfig);
-        error.to_string()
-    }
-
-    #[test]
-    fn id2label_is_in_the_order_of_the_numbers() {
-        let names: Vec<String> = (0..12).map(|i| format!("\"{i}\": \"class {i}\"")).collect();
-        let json = format!(
-            r#"{{"id2label": {{{}}}, "model_type": "vit"}}"#,
-            names.join(",")
-        );
-        let config = read(&[("config.json", &json)]).unwrap();
-        assert_eq!(config.labels.len(), 12);
-        assert_eq!(&*config.labels[10], "class 10");
-        assert_eq!(config.activation, Activation::Softmax);
-    }
-
-    #[test]
-    fn problem_type_chooses_the_activation() {
-        for (problem, activation) in [
-            ("null", Activation::Softmax),
-            (r#""single_label_classification""#, Activation::Softmax),
-            (r#""multi_label_classification""#, Activation::Sigmoid),
-        ] {
-            let json = format!(r#"{{"id2label": {{"0": "a"}}, "problem_type": {problem}}}"#);
-            assert_eq!(
-                read(&[("config.json", &json)]).unwrap().activation,
-                activation
-            );
-        }
-        let json = r#"{"id2label": {"0": "a"}, "problem_type": "regression"}"#;
-        assert!(error(&[("config.json", json)]).contains("regression"));
-    }
-
-    #[test]
-    fn thresholds_are_for_all_classes_or_by_label() {
-        let json = r#"{"id2label": {"0": "a", "1": "b"}}"#;
-        let thresholds = |toml: &str| {
-            let config = read(&[("config.json", json), ("trommel.toml", toml)]).unwrap();
-            config.thresholds.map(|thresholds| thresholds.to_vec())
-        };
-        assert_eq!(thresholds("[model]"), None);
-        assert_eq!(thresholds("[model]\nthreshold = 0.5"), Some(vec![0.5, 0.5]));
-        let one = "[model]\nthresholds = { b = 0.25 }";
-        assert_eq!(thresholds(one), Some(vec![0.0, 0.25]));
-        for (toml, named) in [
-            ("[model]\nthresholds = { c = 0.5 }", "\"c\""),
-            ("[model]\nthreshold = 50", "50"),
-        ] {
-            let text = error(&[("config.json", json), ("trommel.toml", toml)]);
-            assert!(
-                text.contains(named) && text.contains("trommel.toml"),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn timm_gives_names_or_a_number() {
-        let json = r#"{"architecture": "x", "num_classes": 2, "label_names": ["n01", "n02"]}"#;
-        assert_eq!(
-            labels(&read(&[("config.json", json)]).unwrap()),
-            ["n01", "n02"]
-        );
-        let json = r#"{"architecture": "x", "num_classes": 3, "pretrained_cfg": {}}"#;
-        assert_eq!(
-            labels(&read(&[("config.json", json)]).unwrap()),
-            ["0", "1", "2"]
-        );
-    }
-
-    #[test]
-    fn trommel_toml_wins() {
-        let json = r#"{"id2label": {"0": "a"}, "problem_type": "multi_label_classification"}"#;
-        let toml = "[preprocess]\nwhatever = 1\n[model]\nactivation = \"none\"\nlabels = [\"b\"]";
-        let config = read(&[("config.json", json), ("trommel.toml", toml)]).unwrap();
-        assert_eq!(labels(&config), ["b"]);
-        assert_eq!(config.activation, Activation::None);
-    }
-
-    #[test]
-    fn labels_may_stand_in_a_file() {
-        let toml = "[model]\nlabels = \"names.txt\"";
-        let config = read(&[("trommel.toml", toml), ("names.txt", "cat\ndog\n")]).unwrap();
-        assert_eq!(labels(&config), ["cat", "dog"]);
-        assert!(error(&[("trommel.toml", toml)]).contains("names.txt"));
-    }
-
-    #[test]
-    fn what_is_wrong_is_said_with_the_file() {
-        for (json, words) in [
-            ("{", "EOF"),
-            ("{}", "no id2label, label_names or num_classes"),
-            (r#"{"id2label": {}}"#, "empty"),
-            (r#"{"id2label": {"1": "a"}}"#, "numbered from 0"),
-            (r#"{"id2label": {"0": "a", "00": "b"}}"#, "numbered from 0"),
-            (r#"{"id2label": {"0": []}}"#, "no text"),
-            (r#"{"label_names": [null]}"#, "something other than text"),
-        ] {
-            let message = error(&[("config.json", json)]);
-            assert!(message.contains(words), "{json}: {message}");
-        }
-        assert!(error(&[]).contains("config.json: there is no such file"));
-    }
-
-    #[test]
-    fn an_unknown_key_for_the_model_is_refused() {
-        let message = error(&[("trommel.toml", "[model]\nactivaton = \"softmax\"")]);
-        assert!(
-            message.contains("trommel.toml") && message.contains("activaton"),
-            "{message}"
-        );
-    }
-}
+mod tests;

@@ -115,20 +115,26 @@ pub(crate) fn before(signature: &Signature, normalization: &Normalization) -> or
     model(graph)
 }
 
-/// From a model's logits to the `best` classes by softmax, or to all logits; and the embeddings.
+/// From a model's logits, if it has classes, to the `best` of them by softmax, or to all logits; and the
+/// embeddings.
 pub(crate) fn behind(
-    logits: OutputType,
+    logits: Option<OutputType>,
     best: Option<usize>,
     embedding: Option<OutputType>,
 ) -> ort::Result<Model> {
     let mut graph = Graph::new()?;
-    let mut inputs = vec![outlet(LOGITS, logits.element(), 2)];
-    let mut outputs = match best {
-        Some(_) => vec![
+    let logits = logits.map(OutputType::element);
+    let mut inputs: Vec<_> = logits
+        .map(|element| outlet(LOGITS, element, 2))
+        .into_iter()
+        .collect();
+    let mut outputs = match (logits, best) {
+        (None, _) => Vec::new(),
+        (Some(_), Some(_)) => vec![
             outlet(SCORES, TensorElementType::Float32, 2),
             outlet(CLASSES, TensorElementType::Int64, 2),
         ],
-        None => vec![outlet(ALL_LOGITS, logits.element(), 2)],
+        (Some(element), None) => vec![outlet(ALL_LOGITS, element, 2)],
     };
     if let Some(embedding) = embedding {
         inputs.push(outlet(VECTORS, embedding.element(), 2));
@@ -138,9 +144,10 @@ pub(crate) fn behind(
     }
     graph.set_inputs(inputs)?;
     graph.set_outputs(outputs)?;
-    match best {
-        Some(k) => add_choice(&mut graph, k)?,
-        None => {
+    match (logits, best) {
+        (None, _) => {}
+        (Some(_), Some(k)) => add_choice(&mut graph, k)?,
+        (Some(_), None) => {
             let copy = node("Identity", "copy_logits", &[LOGITS], &[ALL_LOGITS], None)?;
             graph.add_node(copy)?;
         }

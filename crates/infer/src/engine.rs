@@ -2,11 +2,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use trommel_types::{Lane, Scores};
+use trommel_types::{Column, Lane, Scores, Shape};
 
-use crate::affinity;
-use crate::instances::Instances;
-use crate::{EngineStats, InferError, InferErrorKind, Model};
+use crate::affinity::pin_thread;
+use crate::backend::Image;
+use crate::cascade::Cascade;
+use crate::instances::{Instances, Shared};
+use crate::learning::Learning;
+use crate::prompt::{Servers, SharedServers};
+use crate::wanted::{Known, Resolved};
+use crate::{
+    Answer, Decided, EngineStats, InferError, InferErrorKind, Model, Prompt, PromptStats, Rule,
+    Wanted,
+};
 
 /// How a model is shared out over threads and batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,16 +26,59 @@ pub struct EngineOptions {
     pub max_batch: usize,
     /// Longest time a batch waits for more images, from its first one.
     pub max_wait: Duration,
+    /// Longest time that a batch may be computed. One that takes longer is given up with its session,
+    /// which another one replaces; its images end as [`Timeout`](InferErrorKind::Timeout).
+    pub run_timeout: Duration,
+    /// How live work is treated.
+    pub live: LiveOptions,
 }
+
+/// How work that someone waits for is treated, see [`Lane::Live`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveOptions {
+    /// Longest time a batch of live images waits for more, from its first one. Default: 5 ms.
+    pub max_wait: Duration,
+    /// Longest time that any batch may hold the device while live images come, by what batches have
+    /// taken so far; single images are run whatever they take. Default: 30 ms.
+    pub hold: Duration,
+}
+
+impl Default for LiveOptions {
+    fn default() -> Self {
+        Self {
+            max_wait: Duration::from_millis(5),
+            hold: Duration::from_millis(30),
+        }
+    }
+}
+
+impl EngineOptions {
+    /// A `run_timeout` that only a run without end exceeds.
+    pub const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+}
+
+/// The least size of batches that may be learned, however small the first one is.
+const LARGEST_AT_LEAST: usize = 4;
 
 /// A model at work on threads of its own.
 ///
 /// Dropping it finishes the images it has accepted, then joins the threads; that blocks for a few
-/// batches' time.
+/// batches' time. A thread that hung in a run is not joined.
 #[derive(Debug)]
 pub struct Engine {
-    model: Model,
-    instances: Instances,
+    work: Work,
+    wanted: Known,
+}
+
+/// Who classifies.
+#[derive(Debug)]
+enum Work {
+    /// Sessions on this machine.
+    Sessions { model: Model, instances: Instances },
+    /// Servers that are asked.
+    Servers(SharedServers),
+    /// A small model, and a large one where that is not sure.
+    Cascade(Arc<Cascade>),
 }
 
 impl Engine {
@@ -37,6 +88,29 @@ impl Engine {
     /// # Errors
     /// When an option is 0, a session cannot be opened, or the model cannot run a full batch.
     pub fn start(model: Model, options: EngineOptions) -> Result<Self, InferError> {
+        Self::start_with(model, options, None)
+    }
+
+    /// As [`Engine::start`], with a size of batches that is only a beginning: sizes of up to its double are
+    /// tried now and then on real images, where enough of them wait, and the one that proves faster by more
+    /// than the noise is gone over to. Of a model of a fixed batch nothing is learned.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_learning(
+        model: Model,
+        options: EngineOptions,
+        learning: Learning,
+    ) -> Result<Self, InferError> {
+        let learning = Some(learning).filter(|_| model.fixed_batch().is_none());
+        Self::start_with(model, options, learning)
+    }
+
+    fn start_with(
+        model: Model,
+        options: EngineOptions,
+        learning: Option<Learning>,
+    ) -> Result<Self, InferError> {
         for (name, value) in [
             ("instances", options.instances),
             ("max-batch", options.max_batch),
@@ -53,40 +127,162 @@ impl Engine {
             max_batch,
             ..options
         };
-        let inner = Arc::clone(&model.inner);
-        let instances = Instances::start(model.name(), options, move |number| {
-            if inner.options.pin_threads {
-                affinity::pin_current(number, inner.options.intra_threads)?;
+        let started = model.clone();
+        let learning = learning.map(|learning| {
+            let most = model.devices().first().largest_batch();
+            let largest = (2 * max_batch).max(LARGEST_AT_LEAST).min(most);
+            (learning, largest.max(max_batch))
+        });
+        let largest = learning.as_ref().map_or(max_batch, |(_, largest)| *largest);
+        let instances = Instances::start(model.name(), options, learning, move |number| {
+            let options = &started.classifier().options;
+            if options.pin_threads {
+                pin_thread(number, options.intra_threads)?;
             }
-            inner.backend(number, max_batch)
+            started.backend(number, largest)
         })?;
-        Ok(Self { model, instances })
+        Ok(Self {
+            work: Work::Sessions { model, instances },
+            wanted: Known::default(),
+        })
+    }
+
+    /// An engine that asks the servers of a prompt. Blocks while it looks whether one is there.
+    ///
+    /// Its images are encoded files. Its calls need the async runtime that they are made on.
+    ///
+    /// # Errors
+    /// [`Unreachable`](InferErrorKind::Unreachable) when no server is there,
+    /// [`ModelConfig`](InferErrorKind::ModelConfig) when there is no key, or a server does not take it.
+    pub fn ask(prompt: Prompt) -> Result<Self, InferError> {
+        Ok(Self {
+            work: Work::Servers(Arc::new(Servers::start(prompt)?)),
+            wanted: Known::default(),
+        })
+    }
+
+    /// An engine whose small model decides what it is sure of, and whose large one decides the rest and the
+    /// sample, so that a share `agree` of labels is the large model's. Images are the small model's tensor
+    /// and, behind it, what the large one takes.
+    ///
+    /// # Errors
+    /// [`Settings`](InferErrorKind::Settings) when the small model is a prompt, the models have no label in
+    /// common, or `agree` is not from 0.5 to below 1.
+    pub fn cascade(small: Self, large: Self, agree: f64) -> Result<Self, InferError> {
+        Ok(Self {
+            work: Work::Cascade(Arc::new(Cascade::new(small, large, agree)?)),
+            wanted: Known::default(),
+        })
+    }
+
+    /// From now on a cascade decides by this rule; until then it answers as for the sample.
+    pub fn set_rule(&self, rule: Rule) {
+        if let Work::Cascade(cascade) = &self.work {
+            cascade.set_rule(rule);
+        }
+    }
+
+    /// How often each model of a cascade has decided.
+    pub fn decided(&self) -> Option<Decided> {
+        match &self.work {
+            Work::Cascade(cascade) => Some(cascade.decided()),
+            _ => None,
+        }
+    }
+
+    /// The models of a cascade, the small one first.
+    pub fn stages(&self) -> Option<[&Self; 2]> {
+        match &self.work {
+            Work::Cascade(cascade) => Some([cascade.small(), cascade.large()]),
+            _ => None,
+        }
+    }
+
+    /// Whether the engine can give rows as `wanted`. What a device chooses is fixed when the model is
+    /// opened, by [`ModelOptions::capacity`](crate::ModelOptions::capacity); on the processor every
+    /// row is possible.
+    pub fn covers(&self, wanted: &Wanted) -> bool {
+        match &self.work {
+            Work::Sessions { model, .. } => model.classifier().covers(wanted),
+            Work::Servers(_) => true,
+            Work::Cascade(cascade) => {
+                cascade.small().covers(wanted) && cascade.large().covers(wanted)
+            }
+        }
     }
 
     /// Classifies one image, given as HWC pixels of the model's shape, in a batch with others of its
-    /// lane.
+    /// lane, whose rows may be `wanted` otherwise. Share one `wanted` among the images of a job: it is
+    /// checked once.
     ///
     /// Waits while the engine holds as many images of the lane as it may: for each instance one batch
     /// that waits for it, and the one that is forming. Images of a lane are taken in the order in which
-    /// their calls were first polled; batches of urgent lanes come first, except now and then.
+    /// their calls were first polled; batches of urgent lanes come first, except now and then, those of live
+    /// images before all others.
     ///
     /// Cancel-safe: dropped before the image is accepted, nothing has happened; dropped later, the
     /// image is passed over, or its answer forgotten. The future does not borrow the engine; one
     /// that is accepted is answered even if the engine is dropped meanwhile.
     ///
     /// # Errors
+    /// [`Settings`](InferErrorKind::Settings) when the engine does not cover `wanted`, or the model
+    /// cannot mean it (as [`Model::check`]),
     /// [`Pixels`](InferErrorKind::Pixels) when the length is not that of the shape,
     /// [`ModelFailed`](InferErrorKind::ModelFailed) when the model failed on this image, also when
-    /// run alone, [`DeviceLost`](InferErrorKind::DeviceLost) or
-    /// [`EngineStopped`](InferErrorKind::EngineStopped) when no image will be classified any more.
+    /// run alone, [`Timeout`](InferErrorKind::Timeout) when its batch took too long,
+    /// [`DeviceLost`](InferErrorKind::DeviceLost) or
+    /// [`EngineStopped`](InferErrorKind::EngineStopped) when no image will be classified any more; of a
+    /// prompt, as [`Engine::answer`].
     pub fn classify<P: Into<Bytes>>(
         &self,
         pixels: P,
         lane: Lane,
+        wanted: &Arc<Wanted>,
     ) -> impl Future<Output = Result<Scores, InferError>> + Send + use<P> {
+        let answer = self.answer(pixels, lane, wanted);
+        async move { Ok(answer.await?.scores) }
+    }
+
+    /// As [`Engine::classify`], with the values of [`Engine::columns`].
+    ///
+    /// # Errors
+    /// As [`Engine::classify`]; of a prompt, [`ModelFailed`](InferErrorKind::ModelFailed) for an answer
+    /// that is none of the choices too, and [`Unreachable`](InferErrorKind::Unreachable) when no server
+    /// answers.
+    pub fn answer<P: Into<Bytes>>(
+        &self,
+        pixels: P,
+        lane: Lane,
+        wanted: &Arc<Wanted>,
+    ) -> impl Future<Output = Result<Answer, InferError>> + Send + use<P> {
         let pixels = pixels.into();
-        let (shared, expected) = (Arc::clone(self.instances.shared()), self.model.shape());
+        let call = match &self.work {
+            Work::Sessions { model, instances } => {
+                let wanted = self.wanted.get(wanted, || self.resolve(model, wanted));
+                let (shared, expected) = (Arc::clone(instances.shared()), model.shape());
+                Call::Session(shared, expected, wanted)
+            }
+            Work::Servers(servers) => {
+                let checked = servers.prompt().check(wanted);
+                Call::Server(Arc::clone(servers), checked)
+            }
+            Work::Cascade(cascade) => {
+                let checked = cascade.check(wanted);
+                Call::Cascade(Arc::clone(cascade), Arc::clone(wanted), checked)
+            }
+        };
         async move {
+            let (shared, expected, wanted) = match call {
+                Call::Session(shared, expected, wanted) => (shared, expected, wanted),
+                Call::Server(servers, checked) => {
+                    checked?;
+                    return servers.ask(pixels).await;
+                }
+                Call::Cascade(cascade, wanted, checked) => {
+                    checked?;
+                    return cascade.answer(pixels, lane, &wanted).await;
+                }
+            };
             if pixels.len() != expected.len() {
                 return Err(InferError::new(
                     InferErrorKind::Pixels,
@@ -99,22 +295,183 @@ impl Engine {
                     ),
                 ));
             }
-            shared.classify(pixels, lane).await
+            let wanted = wanted?;
+            let scores = shared.classify(Image { pixels, wanted }, lane).await?;
+            Ok(Answer {
+                scores,
+                columns: Vec::new(),
+            })
         }
     }
 
-    /// Closes the batch in hand although it is not full: no more images will come for a while.
+    /// Whether [`Engine::classify`] knows what `wanted` means; if not, it would block while labels become
+    /// embeddings. [`Engine::prepare`] makes it known.
+    pub fn is_prepared(&self, wanted: &Arc<Wanted>) -> bool {
+        match &self.work {
+            Work::Sessions { .. } => wanted.labels.is_none() || self.wanted.find(wanted).is_some(),
+            Work::Servers(_) => true,
+            Work::Cascade(cascade) => {
+                cascade.small().is_prepared(wanted) && cascade.large().is_prepared(wanted)
+            }
+        }
+    }
+
+    /// Finds out what `wanted` means, which takes long where a job names labels. Blocks.
+    ///
+    /// # Errors
+    /// As [`Engine::check`].
+    pub fn prepare(&self, wanted: &Arc<Wanted>) -> Result<(), InferError> {
+        match &self.work {
+            Work::Sessions { model, .. } => {
+                let resolved = self.wanted.get(wanted, || self.resolve(model, wanted));
+                resolved.map(drop)
+            }
+            Work::Servers(servers) => servers.prompt().check(wanted),
+            Work::Cascade(cascade) => {
+                cascade.small().prepare(wanted)?;
+                cascade.large().prepare(wanted)
+            }
+        }
+    }
+
+    fn resolve(&self, model: &Model, wanted: &Wanted) -> Result<Resolved, InferError> {
+        if !self.covers(wanted) {
+            return Err(InferError::new(
+                InferErrorKind::Settings,
+                format_args!(
+                    "model {} was opened for smaller rows than those asked for; open it with a \
+                     capacity that covers them",
+                    model.name()
+                ),
+            ));
+        }
+        model.classifier().resolve(wanted)
+    }
+
+    /// Closes the batch in flight although it is not full: no more images will come for a while.
     pub fn flush(&self) {
-        self.instances.shared().flush();
+        match &self.work {
+            Work::Sessions { instances, .. } => instances.shared().flush(),
+            Work::Servers(_) => {}
+            Work::Cascade(cascade) => {
+                cascade.small().flush();
+                cascade.large().flush();
+            }
+        }
+    }
+
+    /// As [`Engine::flush`], of one lane.
+    pub fn flush_lane(&self, lane: Lane) {
+        match &self.work {
+            Work::Sessions { instances, .. } => instances.shared().flush_lane(lane),
+            Work::Servers(_) => {}
+            Work::Cascade(cascade) => {
+                cascade.small().flush_lane(lane);
+                cascade.large().flush_lane(lane);
+            }
+        }
     }
 
     /// What the engine has done so far.
     pub fn stats(&self) -> EngineStats {
-        self.instances.stats()
+        match &self.work {
+            Work::Sessions { instances, .. } => instances.stats(),
+            Work::Servers(servers) => servers.stats(),
+            Work::Cascade(cascade) => {
+                let (small, large) = (cascade.small().stats(), cascade.large());
+                match &large.work {
+                    Work::Sessions { .. } => small.beside(&large.stats()),
+                    _ => small,
+                }
+            }
+        }
     }
 
-    /// The model at work.
-    pub fn model(&self) -> &Model {
-        &self.model
+    /// Images of the largest batch that there will be, if it runs a model itself: as large as may be learned.
+    pub fn largest_batch(&self) -> usize {
+        match &self.work {
+            Work::Sessions { instances, .. } => instances.largest_batch(),
+            Work::Servers(_) | Work::Cascade(_) => self.stats().max_batch,
+        }
     }
+
+    /// What servers were asked, if it asks servers.
+    pub fn prompt_stats(&self) -> Option<PromptStats> {
+        match &self.work {
+            Work::Sessions { .. } => None,
+            Work::Servers(servers) => Some(servers.prompt_stats()),
+            Work::Cascade(cascade) => cascade.large().prompt_stats(),
+        }
+    }
+
+    /// The model at work in this process; none where servers are asked.
+    pub fn model(&self) -> Option<&Model> {
+        match &self.work {
+            Work::Sessions { model, .. } => Some(model),
+            Work::Servers(_) | Work::Cascade(_) => None,
+        }
+    }
+
+    /// The prompt whose servers are asked, if that is what it does.
+    pub fn prompt(&self) -> Option<&Prompt> {
+        match &self.work {
+            Work::Sessions { .. } | Work::Cascade(_) => None,
+            Work::Servers(servers) => Some(servers.prompt()),
+        }
+    }
+
+    /// The name of the model's folder.
+    pub fn name(&self) -> &Arc<str> {
+        match &self.work {
+            Work::Sessions { model, .. } => model.name(),
+            Work::Servers(servers) => servers.prompt().name(),
+            Work::Cascade(cascade) => cascade.name(),
+        }
+    }
+
+    /// The first digits of the content hash of the model or the prompt.
+    pub fn version(&self) -> &Arc<str> {
+        match &self.work {
+            Work::Sessions { model, .. } => model.version(),
+            Work::Servers(servers) => servers.prompt().version(),
+            Work::Cascade(cascade) => cascade.version(),
+        }
+    }
+
+    /// The names of the classes; none of a prompt that any answer will do for.
+    pub fn labels(&self) -> &Arc<[Arc<str>]> {
+        match &self.work {
+            Work::Sessions { model, .. } => model.labels(),
+            Work::Servers(servers) => servers.prompt().labels(),
+            Work::Cascade(cascade) => cascade.large().labels(),
+        }
+    }
+
+    /// The columns that its rows have besides those of all rows and of the source.
+    pub fn columns(&self) -> Vec<Column> {
+        match &self.work {
+            Work::Sessions { .. } => Vec::new(),
+            Work::Servers(_) => Prompt::columns(),
+            Work::Cascade(cascade) => cascade.columns(),
+        }
+    }
+
+    /// Whether its rows can be as `wanted`, whatever it was opened for.
+    ///
+    /// # Errors
+    /// As [`Model::check`] and [`Prompt::check`].
+    pub fn check(&self, wanted: &Wanted) -> Result<(), InferError> {
+        match &self.work {
+            Work::Sessions { model, .. } => model.check(wanted),
+            Work::Servers(servers) => servers.prompt().check(wanted),
+            Work::Cascade(cascade) => cascade.check(wanted),
+        }
+    }
+}
+
+/// Whom a call goes to.
+enum Call {
+    Session(Arc<Shared>, Shape, Result<Arc<Resolved>, InferError>),
+    Server(SharedServers, Result<(), InferError>),
+    Cascade(Arc<Cascade>, Arc<Wanted>, Result<(), InferError>),
 }

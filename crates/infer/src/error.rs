@@ -29,6 +29,10 @@ pub enum InferErrorKind {
     Pixels,
     /// The model failed on this image, also when run alone.
     ModelFailed,
+    /// The batch that the image was in took longer than it may.
+    Timeout,
+    /// No server of a prompt has answered for longer than it is waited for.
+    Unreachable,
     /// The device has no memory for this batch. A smaller one may fit.
     OutOfMemory,
     /// The device failed in a way that no other image will survive.

@@ -1,30 +1,30 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Forms batches of what is pushed. Pure: it is told the time and holds no lock and no thread.
+/// Forms batches of what is pushed. Pure: the caller passes the time; it holds no lock and no thread.
 ///
-/// Batches come out in the order in which their first items went in, items within one in the order
-/// of their pushes; every item is in exactly one batch.
+/// Items come out in the order of their pushes; every item is in exactly one batch. A batch is ready
+/// once it is full, once its first item has waited as long as it may, or after a flush; until it is taken
+/// it goes on growing up to its limit, so that what waits for a free session is not cut up.
 #[derive(Debug)]
 pub(crate) struct Former<T> {
     max_batch: usize,
     max_wait: Duration,
-    forming: Vec<T>,
-    /// When the first item of `forming` came.
-    since: Option<Instant>,
-    formed: VecDeque<Vec<T>>,
+    /// With the times at which they came.
+    items: VecDeque<(T, Instant)>,
+    /// How many of the first items wait for no others any more.
+    closed: usize,
 }
 
 impl<T> Former<T> {
     /// A batch holds at most `max_batch` items, at least 1.
     pub(crate) fn new(max_batch: usize, max_wait: Duration) -> Self {
-        debug_assert!(max_batch > 0, "a batch of no items never closes");
+        debug_assert!(max_batch > 0, "a batch of no items is never full");
         Self {
             max_batch,
             max_wait,
-            forming: Vec::new(),
-            since: None,
-            formed: VecDeque::new(),
+            items: VecDeque::new(),
+            closed: 0,
         }
     }
 
@@ -33,59 +33,65 @@ impl<T> Former<T> {
         self.max_batch
     }
 
-    /// Makes batches that close from now on hold fewer items, at least 1.
-    pub(crate) fn limit(&mut self, max_batch: usize) {
-        debug_assert!(max_batch > 0, "a batch of no items never closes");
-        self.max_batch = self.max_batch.min(max_batch);
-        if self.forming.len() >= self.max_batch {
-            self.flush();
-        }
+    /// Makes batches that are taken from now on hold up to so many items, at least 1.
+    pub(crate) fn set_max_batch(&mut self, max_batch: usize) {
+        debug_assert!(max_batch > 0, "a batch of no items is never full");
+        self.max_batch = max_batch;
     }
 
-    /// Takes an item. Closes the batch that it fills.
-    pub(crate) fn push(&mut self, item: T, now: Instant) {
-        self.close_due(now);
-        if self.forming.is_empty() {
-            self.since = Some(now);
-            self.forming.reserve_exact(self.max_batch);
-        }
-        self.forming.push(item);
-        if self.forming.len() >= self.max_batch {
-            self.flush();
-        }
+    /// Takes an item. Returns whether it begins or fills a batch.
+    pub(crate) fn push(&mut self, item: T, now: Instant) -> bool {
+        self.items.push_back((item, now));
+        let items = self.items.len();
+        items == 1 || items.is_multiple_of(self.max_batch)
     }
 
-    /// Closes the batch in hand, however small.
+    /// Makes what there is ready, however little.
     pub(crate) fn flush(&mut self) {
-        self.since = None;
-        if !self.forming.is_empty() {
-            self.formed.push_back(std::mem::take(&mut self.forming));
+        self.closed = self.items.len();
+    }
+
+    /// The next batch that is ready `now`. Of a batch of more than `most` items, at least 1, only the
+    /// first ones: the others are ready too. If `tried` items are there, a batch may hold so many
+    /// although they are more than a full one.
+    pub(crate) fn take(
+        &mut self,
+        now: Instant,
+        most: usize,
+        tried: Option<usize>,
+    ) -> Option<Vec<T>> {
+        debug_assert!(most > 0, "a batch holds at least one item");
+        if !self.is_ready(now) {
+            return None;
         }
+        let items = self.items.len();
+        let full = tried.filter(|tried| *tried <= items);
+        let ready = items.min(full.unwrap_or(self.max_batch));
+        let taken = ready.min(most);
+        self.closed = match taken < ready {
+            true => self.closed.max(ready) - taken,
+            false => self.closed.saturating_sub(taken),
+        };
+        Some(self.items.drain(..taken).map(|(item, _)| item).collect())
     }
 
-    /// The next closed batch, counting one that is due `now`.
-    pub(crate) fn take(&mut self, now: Instant) -> Option<Vec<T>> {
-        self.close_due(now);
-        self.formed.pop_front()
+    /// Whether there is a batch to take `now`.
+    pub(crate) fn is_ready(&self, now: Instant) -> bool {
+        self.closed > 0
+            || self.items.len() >= self.max_batch
+            || self.due().is_some_and(|due| due <= now)
     }
 
-    /// When the batch in hand closes by itself, or nothing while there is none.
+    /// When the first item has waited as long as it may; nothing while there is none, or without an end.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.since
-            .and_then(|since| since.checked_add(self.max_wait))
+        let (_, since) = self.items.front()?;
+        since.checked_add(self.max_wait)
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.since = None;
-        self.forming.clear();
-        self.formed.clear();
-    }
-
-    fn close_due(&mut self, now: Instant) {
-        if self.due().is_some_and(|due| due <= now) {
-            self.flush();
-        }
+        self.items.clear();
+        self.closed = 0;
     }
 }
 
@@ -101,15 +107,20 @@ mod tests {
         start + Duration::from_millis(millis)
     }
 
+    /// A batch of any size.
+    fn take<T>(former: &mut Former<T>, now: Instant) -> Option<Vec<T>> {
+        former.take(now, usize::MAX, None)
+    }
+
     #[test]
-    fn a_full_batch_closes_at_once() {
+    fn a_full_batch_is_ready_at_once() {
         let (mut former, t) = (Former::new(2, WAIT), Instant::now());
-        former.push('a', t);
-        assert_eq!(former.take(t), None);
-        former.push('b', t);
-        former.push('c', t);
-        assert_eq!(former.take(t), Some(vec!['a', 'b']));
-        assert_eq!(former.take(t), None);
+        assert!(former.push('a', t), "it begins a batch");
+        assert_eq!(take(&mut former, t), None);
+        assert!(former.push('b', t), "it fills one");
+        assert!(!former.push('c', t));
+        assert_eq!(take(&mut former, t), Some(vec!['a', 'b']));
+        assert_eq!(take(&mut former, t), None);
     }
 
     #[test]
@@ -118,39 +129,77 @@ mod tests {
         former.push('a', t);
         former.push('b', after(t, 9));
         assert_eq!(former.due(), Some(after(t, 10)));
-        assert_eq!(former.take(after(t, 9)), None);
-        assert_eq!(former.take(after(t, 10)), Some(vec!['a', 'b']));
+        assert_eq!(take(&mut former, after(t, 9)), None);
+        assert_eq!(take(&mut former, after(t, 10)), Some(vec!['a', 'b']));
         assert_eq!(former.due(), None);
     }
 
     #[test]
-    fn an_item_that_comes_when_a_batch_is_due_starts_the_next() {
-        let (mut former, t) = (Former::new(8, WAIT), Instant::now());
+    fn a_batch_that_nobody_can_take_goes_on_growing_up_to_its_limit() {
+        let (mut former, t) = (Former::new(3, WAIT), Instant::now());
         former.push('a', t);
-        former.push('b', after(t, 10));
-        assert_eq!(former.take(after(t, 10)), Some(vec!['a']));
-        assert_eq!(former.due(), Some(after(t, 20)));
+        former.push('b', after(t, 25));
+        former.push('c', after(t, 26));
+        former.push('d', after(t, 27));
+        assert_eq!(take(&mut former, after(t, 30)), Some(vec!['a', 'b', 'c']));
+        assert_eq!(take(&mut former, after(t, 30)), None, "it has not waited");
+        assert_eq!(former.due(), Some(after(t, 37)));
+        assert_eq!(take(&mut former, after(t, 37)), Some(vec!['d']));
     }
 
     #[test]
-    fn a_flush_closes_what_there_is_and_makes_no_empty_batch() {
+    fn a_flush_makes_what_there_is_ready_and_makes_no_empty_batch() {
         let (mut former, t) = (Former::new(8, WAIT), Instant::now());
         former.flush();
-        assert_eq!(former.take(t), None);
+        assert_eq!(take(&mut former, t), None);
         former.push('a', t);
         former.flush();
         former.flush();
-        assert_eq!(former.take(t), Some(vec!['a']));
-        assert_eq!(former.take(t), None);
+        assert_eq!(take(&mut former, t), Some(vec!['a']));
+        assert_eq!(take(&mut former, t), None);
+        former.push('b', t);
+        assert_eq!(take(&mut former, t), None, "the flush was before it came");
     }
 
     #[test]
-    fn no_wait_means_batches_of_one() {
+    fn a_batch_that_is_cut_goes_on_in_the_next() {
+        let (mut former, t) = (Former::new(5, WAIT), Instant::now());
+        for item in 0..7 {
+            former.push(item, t);
+        }
+        let cut = |former: &mut Former<_>| former.take(t, 2, None);
+        assert_eq!(cut(&mut former), Some(vec![0, 1]));
+        assert_eq!(cut(&mut former), Some(vec![2, 3]));
+        assert_eq!(cut(&mut former), Some(vec![4, 5]));
+        assert_eq!(cut(&mut former), Some(vec![6]));
+        assert_eq!(cut(&mut former), None);
+    }
+
+    #[test]
+    fn another_size_is_tried_where_there_are_items_for_it() {
+        let (mut former, t) = (Former::new(2, WAIT), Instant::now());
+        for item in 0..9 {
+            former.push(item, t);
+        }
+        let tried = |former: &mut Former<_>| former.take(t, usize::MAX, Some(4));
+        assert_eq!(tried(&mut former), Some(vec![0, 1, 2, 3]));
+        assert_eq!(former.take(t, usize::MAX, Some(1)), Some(vec![4]));
+        assert_eq!(tried(&mut former), Some(vec![5, 6, 7, 8]));
+        former.push(9, t);
+        former.push(10, t);
+        assert_eq!(tried(&mut former), Some(vec![9, 10]), "there are no four");
+        former.set_max_batch(3);
+        assert_eq!((tried(&mut former), former.max_batch()), (None, 3));
+    }
+
+    #[test]
+    fn no_wait_means_whatever_there_is() {
         let (mut former, t) = (Former::new(8, Duration::ZERO), Instant::now());
         former.push('a', t);
+        assert_eq!(take(&mut former, t), Some(vec!['a']));
         former.push('b', t);
-        assert_eq!(former.take(t), Some(vec!['a']));
-        assert_eq!(former.take(t), Some(vec!['b']));
+        former.push('c', t);
+        assert_eq!(take(&mut former, t), Some(vec!['b', 'c']));
     }
 
     #[test]
@@ -158,9 +207,9 @@ mod tests {
         let (mut former, t) = (Former::new(2, Duration::MAX), Instant::now());
         former.push('a', t);
         assert_eq!(former.due(), None);
-        assert_eq!(former.take(after(t, 1_000_000)), None);
+        assert_eq!(take(&mut former, after(t, 1_000_000)), None);
         former.push('b', t);
-        assert_eq!(former.take(t), Some(vec!['a', 'b']));
+        assert_eq!(take(&mut former, t), Some(vec!['a', 'b']));
     }
 
     #[derive(Debug, Clone)]
@@ -203,7 +252,7 @@ mod tests {
                     Step::Flush => former.flush(),
                     Step::Pass(millis) => now = after(now, millis),
                     Step::Take => {
-                        while let Some(batch) = former.take(now) {
+                        while let Some(batch) = take(&mut former, now) {
                             check(batch, &mut taken)?;
                         }
                         // Nothing that is still inside has waited as long as it may.
@@ -214,7 +263,7 @@ mod tests {
                 }
             }
             former.flush();
-            while let Some(batch) = former.take(now) {
+            while let Some(batch) = take(&mut former, now) {
                 check(batch, &mut taken)?;
             }
             prop_assert_eq!(taken, (0..pushed).collect::<Vec<_>>());

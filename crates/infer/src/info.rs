@@ -39,14 +39,22 @@ pub struct ModelInfo {
     pub layout: Layout,
     /// The number of images that it always runs at once, if it runs no other.
     pub fixed_batch: Option<usize>,
-    /// The output that holds the classes.
+    /// The output that holds the classes; empty of a model without.
     pub classes_output: String,
+    /// The output that holds embeddings, if one does.
+    pub embedding_output: Option<String>,
+    /// The file of the tower for texts, if there is one.
+    pub text_tower: Option<PathBuf>,
     /// How that output becomes scores.
     pub activation: Activation,
+    /// What says so, for people.
+    pub activation_from: String,
     /// The score that each class has to reach to stand in a row, if any has to.
     pub thresholds: Option<Vec<f32>>,
     /// Number of classes.
     pub labels: usize,
+    /// What their names were read from, for people.
+    pub labels_from: String,
     /// The names of the first few.
     pub first_labels: Vec<String>,
     /// Where it runs.
@@ -101,6 +109,8 @@ impl fmt::Display for ModelInfo {
         for output in &self.outputs {
             let used = if output.name == self.classes_output {
                 "classes"
+            } else if Some(&output.name) == self.embedding_output.as_ref() {
+                "embeddings"
             } else {
                 "not used"
             };
@@ -110,7 +120,22 @@ impl fmt::Display for ModelInfo {
             Some(batch) => writeln!(f, "batch       always {batch}, padded when there are fewer")?,
             None => writeln!(f, "batch       any")?,
         }
-        writeln!(f, "scores      {}", self.activation)?;
+        if let Some(tower) = &self.text_tower {
+            writeln!(f, "texts       {}", tower.display())?;
+        }
+        if self.labels == 0 {
+            writeln!(
+                f,
+                "labels      none: rows hold embeddings, or labels that a job names"
+            )?;
+            writeln!(f, "device      {}", self.devices)?;
+            return write!(f, "runtime     {}", self.onnxruntime.display());
+        }
+        writeln!(
+            f,
+            "scores      {}: {}",
+            self.activation, self.activation_from
+        )?;
         if let Some(thresholds) = &self.thresholds {
             let least = thresholds.iter().copied().fold(f32::INFINITY, f32::min);
             let most = thresholds.iter().copied().fold(0.0, f32::max);
@@ -118,9 +143,10 @@ impl fmt::Display for ModelInfo {
         }
         writeln!(
             f,
-            "labels      {} ({}{more})",
+            "labels      {} ({}{more}), from {}",
             self.labels,
-            self.first_labels.join(", ")
+            self.first_labels.join(", "),
+            self.labels_from
         )?;
         writeln!(f, "device      {}", self.devices)?;
         write!(f, "runtime     {}", self.onnxruntime.display())

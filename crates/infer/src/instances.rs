@@ -1,26 +1,29 @@
 use std::fmt;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use opentelemetry::trace::TraceContextExt;
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
-use tracing_opentelemetry::OpenTelemetrySpanExt;
 use trommel_types::{Lane, Scores};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Image};
 use crate::lanes::Lanes;
-use crate::metrics::InstanceMetrics;
+use crate::learning::{Learner, Learning};
+use crate::pace::Pace;
 use crate::stats::Counters;
 use crate::{EngineOptions, EngineStats, InferError, InferErrorKind};
+
+mod runner;
+
+use self::runner::{ended, spawner, stopped, watch};
 
 /// Threads that each own a backend, and the batch former that they take from.
 pub(crate) struct Instances {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    /// Gives hung runs up for as long as it has the sender.
+    watchdog: Option<(SyncSender<()>, JoinHandle<()>)>,
     /// When all threads were ready.
     since: Instant,
 }
@@ -28,17 +31,53 @@ pub(crate) struct Instances {
 /// What callers and threads share.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Told when a batch has closed, when one begins to form, and when the phase changes.
+    /// Told when a batch begins to form or is ready, and when the phase changes.
     changed: Condvar,
     /// Of each lane, one permit for each image that may wait.
     room: [Semaphore; Lane::ALL.len()],
     options: EngineOptions,
+    /// Images of the largest batch that may be learned.
+    largest: usize,
+    /// Called with sizes of batches that are learned.
+    learned: Option<Box<dyn Fn(usize) + Send + Sync>>,
     counters: Counters,
+    /// Of each instance.
+    slots: Vec<Mutex<Slot>>,
+    /// Told when the thread of an instance ends.
+    thread_ended: Condvar,
 }
 
 struct State {
     lanes: Lanes<Job>,
+    pace: Pace,
+    learner: Option<Learner>,
     phase: Phase,
+    /// Instances that have a thread.
+    alive: usize,
+    /// Threads that were given up and have not come back.
+    hung: usize,
+}
+
+/// What an instance does now.
+#[derive(Default)]
+struct Slot {
+    /// How often the instance's thread was replaced. An older thread has been given up.
+    turn: u64,
+    running: Option<Running>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A batch that is being computed.
+struct Running {
+    since: Instant,
+    jobs: Vec<Job>,
+}
+
+/// A thread of an instance.
+#[derive(Clone, Copy)]
+struct Seat {
+    number: usize,
+    turn: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +92,9 @@ enum Phase {
 
 /// An image and who waits for its answer.
 struct Job {
-    pixels: Bytes,
+    image: Image,
+    /// When it came in.
+    since: Instant,
     /// That of the caller.
     span: Span,
     answer: oneshot::Sender<Result<Scores, InferError>>,
@@ -61,64 +102,73 @@ struct Job {
 
 /// A batch for an instance.
 struct NextBatch {
+    lane: Lane,
     jobs: Vec<Job>,
     /// Whether it was there before the instance asked.
     was_waiting: bool,
 }
 
 impl Instances {
-    /// Starts the threads, each of which makes its backend by its number and warms it up.
+    /// Starts the threads, each of which makes its backend by its number and warms it up. With `learning` sizes of
+    /// batches up to the one that is given are learned.
     ///
     /// # Errors
     /// The first error of a thread; all threads have ended then.
     pub(crate) fn start<B: Backend>(
         model: &str,
         options: EngineOptions,
+        learning: Option<(Learning, usize)>,
         make: impl Fn(usize) -> Result<B, InferError> + Send + Sync + 'static,
     ) -> Result<Self, InferError> {
         let EngineOptions {
             instances,
             max_batch,
             max_wait,
+            run_timeout,
+            live,
         } = options;
+        let (mut learner, mut learned, mut largest) = (None, None, max_batch);
+        if let Some((learning, most)) = learning {
+            largest = most.max(max_batch);
+            learner = Some(Learner::new(max_batch, largest, learning.doubtful));
+            learned = Some(learning.learned);
+        }
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                lanes: Lanes::new(max_batch, max_wait),
+                lanes: Lanes::new(max_batch, max_wait, live.max_wait),
+                pace: Pace::new(live.hold),
+                learner,
                 phase: Phase::Open,
+                alive: 0,
+                hung: 0,
             }),
             changed: Condvar::new(),
             // Beside what the instances compute: a batch formed ahead for each, and one forming.
             room: Lane::ALL.map(|_| {
-                let images = max_batch.saturating_mul(instances + 1);
+                let images = largest.saturating_mul(instances + 1);
                 Semaphore::new(images.min(Semaphore::MAX_PERMITS))
             }),
             options,
+            largest,
+            learned,
             counters: Counters::default(),
+            slots: (0..instances).map(|_| Mutex::default()).collect(),
+            thread_ended: Condvar::new(),
         });
-        let make = Arc::new(make);
+        let spawn = spawner(&shared, model, make);
         let mut started = Self {
             shared,
-            threads: Vec::with_capacity(instances),
+            watchdog: None,
             since: Instant::now(),
         };
         let (ready, all_ready) = sync_channel(instances);
         for number in 0..instances {
-            let (shared, make, ready) = (
-                Arc::clone(&started.shared),
-                Arc::clone(&make),
-                ready.clone(),
-            );
-            let metrics = InstanceMetrics::of(model);
-            let thread = thread::Builder::new()
-                .name(format!("infer-{number}"))
-                .spawn(move || run(&shared, &metrics, || make(number), ready))
-                .map_err(|error| stopped(format_args!("cannot start a thread: {error}")));
-            match thread {
-                Ok(thread) => started.threads.push(thread),
-                Err(error) => {
-                    started.shared.stop();
-                    return Err(error); // dropping `started` joins the threads before
-                }
+            let ready = ready.clone();
+            // The receiver goes only after another instance has failed; then the phase ends this one.
+            let report = Box::new(move |outcome| drop(ready.send(outcome)));
+            if let Err(error) = spawn(Seat { number, turn: 0 }, report) {
+                started.shared.stop();
+                return Err(error); // dropping `started` joins the threads before
             }
         }
         drop(ready);
@@ -132,6 +182,7 @@ impl Instances {
                 return Err(error);
             }
         }
+        started.watchdog = Some(watch(&started.shared, spawn, run_timeout)?);
         started.since = Instant::now();
         Ok(started)
     }
@@ -147,14 +198,25 @@ impl Instances {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
+
+    /// Images of the largest batch that there will be, as far as is known.
+    pub(crate) fn largest_batch(&self) -> usize {
+        self.shared.largest
+    }
 }
 
 impl Drop for Instances {
     fn drop(&mut self) {
         self.shared.drain();
-        for thread in self.threads.drain(..) {
-            // A panic has been reported by the panic hook and to the callers.
+        self.shared.wait_for_threads();
+        if let Some((sender, thread)) = self.watchdog.take() {
+            drop(sender);
             drop(thread.join());
+        }
+        for slot in &self.shared.slots {
+            let thread = lock(slot).thread.take();
+            // A panic has been reported by the panic hook and to the callers.
+            drop(thread.map(JoinHandle::join));
         }
     }
 }
@@ -169,12 +231,13 @@ impl fmt::Debug for Instances {
 
 impl Shared {
     /// Waits for room, hands the image to the former and waits for its answer.
-    pub(crate) async fn classify(&self, pixels: Bytes, lane: Lane) -> Result<Scores, InferError> {
+    pub(crate) async fn classify(&self, image: Image, lane: Lane) -> Result<Scores, InferError> {
         let room = self.room[lane as usize].acquire();
         let room = room.await.map_err(|_| ended())?;
         let (answer, answered) = oneshot::channel();
         let job = Job {
-            pixels,
+            image,
+            since: Instant::now(),
             span: Span::current(),
             answer,
         };
@@ -190,16 +253,32 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    pub(crate) fn flush_lane(&self, lane: Lane) {
+        self.lock().lanes.flush_lane(lane);
+        self.changed.notify_all();
+    }
+
     fn push(&self, lane: Lane, job: Job) -> Result<(), InferError> {
         let mut state = self.lock();
         if state.phase != Phase::Open {
             return Err(ended());
         }
-        // Only when a batch has closed or begun has a waiting instance anything to do.
-        if state.lanes.push(lane, job, Instant::now()) {
+        let now = Instant::now();
+        if lane == Lane::Live {
+            state.pace.live(now);
+        }
+        // Only when a batch begins or is full has a waiting instance anything to do.
+        if state.lanes.push(lane, job, now) {
             self.changed.notify_all();
         }
         Ok(())
+    }
+
+    /// Images of the largest batch that may be tried now.
+    fn largest(&self) -> usize {
+        let state = self.lock();
+        let learner = state.learner.as_ref().map(Learner::largest);
+        learner.unwrap_or_else(|| state.lanes.max_batch())
     }
 
     /// Images that a full batch holds now.
@@ -212,19 +291,57 @@ impl Shared {
         let mut state = self.lock();
         if max_batch < state.lanes.max_batch() {
             tracing::warn!("{why}; going on with batches of {max_batch}");
-            state.lanes.limit(max_batch);
+            state.lanes.set_max_batch(max_batch);
+        }
+        if let Some(learner) = &mut state.learner {
+            learner.limit(max_batch);
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// The next batch, or nothing once there will be none.
-    fn next_batch(&self) -> Option<NextBatch> {
+    /// Notes how long a batch has taken that was `whole`: not one of its images failed.
+    fn took(&self, images: usize, time: Duration, whole: bool) {
+        let mut state = self.lock();
+        state.pace.took(images, time);
+        let learner = state.learner.as_mut().filter(|_| whole);
+        let Some(learned) = learner.and_then(|learner| learner.took(images, time)) else {
+            return;
+        };
+        let was = state.lanes.max_batch();
+        state.lanes.set_max_batch(learned);
+        drop(state);
+        self.changed.notify_all();
+        tracing::info!("batches of {learned} instead of {was}: they have proved to be faster");
+        if let Some(hear) = &self.learned {
+            hear(learned);
+        }
+    }
+
+    /// The next batch, or nothing once there will be none. While live work comes, a batch that `is_cut`
+    /// holds no more images than the device is done with soon enough.
+    fn next_batch(&self, is_cut: bool) -> Option<NextBatch> {
         let mut state = self.lock();
         let mut was_waiting = true;
         let batch = loop {
             let now = Instant::now();
-            if let Some(batch) = state.lanes.take(now) {
+            let most = match is_cut {
+                true => state.pace.most(now),
+                false => usize::MAX,
+            };
+            // Nothing is tried on those who wait for answers.
+            let learner = state.learner.as_ref().filter(|_| most == usize::MAX);
+            let tried = learner.and_then(Learner::wants);
+            if let Some(batch) = state.lanes.take(now, most, tried) {
+                if let Some(learner) = &mut state.learner
+                    && tried == Some(batch.1.len())
+                {
+                    learner.trying();
+                }
+                // Another instance may wait for what was cut off.
+                if most < usize::MAX && state.lanes.is_ready(now) {
+                    self.changed.notify_one();
+                }
                 break Some(batch);
             }
             was_waiting = false;
@@ -248,7 +365,11 @@ impl Shared {
         drop(state);
         let (lane, jobs) = batch?;
         self.room[lane as usize].add_permits(jobs.len());
-        Some(NextBatch { jobs, was_waiting })
+        Some(NextBatch {
+            lane,
+            jobs,
+            was_waiting,
+        })
     }
 
     fn drain(&self) {
@@ -269,187 +390,81 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// No code panics while it holds the lock, so a poisoned one still guards a sound state.
+    /// Notes the batch that a thread begins to compute.
+    fn begin(&self, seat: Seat, jobs: Vec<Job>) {
+        lock(&self.slots[seat.number]).running = Some(Running {
+            since: Instant::now(),
+            jobs,
+        });
+    }
+
+    /// The batch that a thread has computed; nothing if it was given up meanwhile.
+    fn end(&self, seat: Seat) -> Option<Vec<Job>> {
+        let mut slot = lock(&self.slots[seat.number]);
+        if slot.turn != seat.turn {
+            return None;
+        }
+        slot.running.take().map(|running| running.jobs)
+    }
+
+    /// Gives a run up that takes longer than `limit`: its images are answered, its thread counts no
+    /// more, and the seat of its replacement is returned.
+    fn give_up(&self, number: usize, limit: Duration) -> Option<Seat> {
+        let mut slot = lock(&self.slots[number]);
+        let is_late = |running: &mut Running| running.since.elapsed() > limit;
+        let Running { jobs, .. } = slot.running.take_if(is_late)?;
+        slot.turn += 1;
+        slot.thread = None; // not joined
+        let seat = Seat {
+            number,
+            turn: slot.turn,
+        };
+        self.lock().hung += 1;
+        drop(slot);
+        let error = InferError::new(
+            InferErrorKind::Timeout,
+            format_args!(
+                "a batch of {} images was not computed in {limit:?}, and was given up",
+                jobs.len()
+            ),
+        );
+        tracing::error!("{error}");
+        for job in jobs {
+            job.answer.send(Err(error.clone())).ok();
+        }
+        Some(seat)
+    }
+
+    fn is_current(&self, seat: Seat) -> bool {
+        lock(&self.slots[seat.number]).turn == seat.turn
+    }
+
+    /// Counts a thread that has ended, or was not started.
+    fn leave(&self, seat: Seat) {
+        let slot = lock(&self.slots[seat.number]);
+        let mut state = self.lock();
+        match slot.turn == seat.turn {
+            true => state.alive -= 1,
+            false => state.hung -= 1,
+        }
+        self.thread_ended.notify_all();
+    }
+
+    /// Waits until no instance has a thread any more; those that hang are not waited for.
+    fn wait_for_threads(&self) {
+        let alive = |state: &mut State| state.alive > 0;
+        let ended = self.thread_ended.wait_while(self.lock(), alive);
+        drop(ended.unwrap_or_else(PoisonError::into_inner));
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
-/// Stops the engine when its thread unwinds, so that nobody waits for answers that never come.
-struct StopOnPanic<'a>(&'a Shared);
-
-impl Drop for StopOnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.stop();
-        }
-    }
-}
-
-/// The life of an instance.
-fn run<B: Backend>(
-    shared: &Shared,
-    metrics: &InstanceMetrics,
-    make: impl FnOnce() -> Result<B, InferError>,
-    ready: SyncSender<Result<(), InferError>>,
-) {
-    let _stop_on_panic = StopOnPanic(shared);
-    let warm = make().and_then(|mut backend| {
-        warm_up(shared, &mut backend)?;
-        Ok(backend)
-    });
-    let (backend, outcome) = match warm {
-        Ok(backend) => (Some(backend), Ok(())),
-        Err(error) => (None, Err(error)),
-    };
-    // The receiver goes only after another instance has failed; then the phase ends this one.
-    ready.send(outcome).ok();
-    drop(ready);
-    let Some(mut backend) = backend else { return };
-
-    let mut last_end = None;
-    while let Some(NextBatch {
-        mut jobs,
-        was_waiting,
-    }) = shared.next_batch()
-    {
-        jobs.retain(|job| !job.answer.is_closed());
-        if jobs.is_empty() {
-            continue;
-        }
-        let pixels: Vec<Bytes> = jobs.iter().map(|job| job.pixels.clone()).collect();
-        let start = Instant::now();
-        if let (true, Some(end)) = (was_waiting, last_end) {
-            shared.counters.gap(start - end);
-            metrics.gap(start - end);
-        }
-        let outcomes = batch_span(&jobs).in_scope(|| compute(shared, &mut backend, &pixels));
-        let end = Instant::now();
-        last_end = Some(end);
-        let (images, computed) = (pixels.len(), backend.computed(pixels.len()));
-        let places = shared.max_batch().max(images);
-        shared.counters.batch(images, computed, places, end - start);
-        metrics.batch(images, places, end - start);
-        if let Err(lost) = answer(jobs, outcomes) {
-            tracing::error!("{lost}");
-            shared.stop();
-            // Giving back what a lost device held may end the process at once, before it can say why.
-            std::mem::forget(backend);
-            return;
-        }
-    }
-}
-
-/// The span of a batch, if one of its images is traced: in the first such image's trace, and linked
-/// to by the spans of all.
-fn batch_span(jobs: &[Job]) -> Span {
-    let is_traced = |job: &&Job| job.span.context().span().span_context().is_sampled();
-    let Some(first) = jobs.iter().find(is_traced) else {
-        return Span::none();
-    };
-    let batch = tracing::warn_span!(parent: &first.span, "infer.batch", batch_size = jobs.len());
-    for job in jobs {
-        job.span.follows_from(&batch);
-    }
-    batch
-}
-
-/// Warms a backend up with as large a batch as the device has memory for.
-fn warm_up(shared: &Shared, backend: &mut impl Backend) -> Result<(), InferError> {
-    loop {
-        let batch = shared.max_batch();
-        match backend.warm_up(batch) {
-            Err(error) if can_halve(backend, batch, &error) => {
-                shared.limit_batches(batch.div_ceil(2), &error);
-            }
-            done => return done,
-        }
-    }
-}
-
-/// Whether half of a batch may have room where all of it had none.
-fn can_halve(backend: &impl Backend, images: usize, error: &InferError) -> bool {
-    error.kind() == InferErrorKind::OutOfMemory
-        && backend.computed(images.div_ceil(2)) < backend.computed(images)
-}
-
-/// One outcome an image. A batch that was formed before batches were made smaller is cut up.
-fn compute(
-    shared: &Shared,
-    backend: &mut impl Backend,
-    pixels: &[Bytes],
-) -> Vec<Result<Scores, InferError>> {
-    let (images, limit) = (pixels.len(), shared.max_batch());
-    if images > limit {
-        let batches = pixels.chunks(limit);
-        return batches
-            .flat_map(|pixels| compute(shared, backend, pixels))
-            .collect();
-    }
-    let outcomes = match backend.run(pixels) {
-        Err(error) if can_halve(backend, images, &error) => {
-            shared.limit_batches(images.div_ceil(2), &error);
-            compute(shared, backend, pixels)
-        }
-        Err(error) if images > 1 && !error.is_fatal() => {
-            tracing::warn!("a batch of {images} failed, running its images singly: {error}");
-            singly(shared, backend, pixels)
-        }
-        Err(error) => vec![Err(error); images],
-        Ok(outcomes) => outcomes,
-    };
-    debug_assert_eq!(outcomes.len(), images, "one outcome an image");
-    outcomes
-}
-
-/// Answers every job of a batch. An error is one that no later image will survive.
-fn answer(batch: Vec<Job>, outcomes: Vec<Result<Scores, InferError>>) -> Result<(), InferError> {
-    let mut lost = Ok(());
-    for (job, outcome) in batch.into_iter().zip(outcomes) {
-        if let Err(error) = &outcome
-            && error.is_fatal()
-        {
-            lost = Err(error.clone());
-        }
-        // Its caller may have left meanwhile.
-        job.answer.send(outcome).ok();
-    }
-    lost
-}
-
-/// Runs each image alone, so that one that breaks its batch takes no other with it.
-fn singly(
-    shared: &Shared,
-    backend: &mut impl Backend,
-    pixels: &[Bytes],
-) -> Vec<Result<Scores, InferError>> {
-    let mut lost = None;
-    pixels
-        .iter()
-        .map(|image| {
-            if let Some(error) = &lost {
-                return Err(InferError::clone(error));
-            }
-            shared.counters.retry();
-            let outcome = backend
-                .run(std::slice::from_ref(image))
-                .and_then(|outcomes| outcomes.into_iter().next().unwrap_or_else(|| Err(ended())));
-            if let Err(error) = &outcome
-                && error.is_fatal()
-            {
-                lost = Some(error.clone());
-            }
-            outcome
-        })
-        .collect()
-}
-
-fn ended() -> InferError {
-    stopped("the engine has stopped, so the image was not classified")
-}
-
-fn stopped(message: impl fmt::Display) -> InferError {
-    InferError::new(InferErrorKind::EngineStopped, message)
+/// No code panics while it holds a lock, so a poisoned one still guards a sound state.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 //!
 //! In flow order: [`Runtime`] is ONNX Runtime, loaded into the process; [`Model`] is an image
 //! classifier whose files have been read and checked against each other; [`Engine`] runs it, taking
-//! one image a call and forming the batches itself. [`ModelInfo`] tells what is known of a model,
-//! [`EngineStats`] what an engine has done, [`Profile`] where a model's time goes.
+//! one image a call with what is [`Wanted`] of it, and forming the batches itself. [`ModelInfo`] tells what is known of a model,
+//! [`EngineStats`] what an engine has done, [`Profile`] where a model's time goes. A [`Prompt`] is a model that servers run,
+//! which an engine asks instead; an [`Engine::cascade`] asks two models, by a [`Rule`].
 //!
 //! Guarantees: every call of [`Engine::classify`] has one outcome of its own, whatever becomes of
-//! the batch it is in. A batch closes when it is full, when it has waited as long as it may, or
-//! when [`Engine::flush`] says that nothing more will come. Memory is bounded, callers wait. A
+//! the batch it is in. A batch is ready when it is full, when it has waited as long as it may, or
+//! when [`Engine::flush`] says that nothing more will come; it grows until a session takes it. Live work goes before all jobs, and while it
+//! comes no batch is larger than the device is done with in good time. Memory is bounded, callers wait. A
 //! device that was asked for and is not there is an error; nothing ever runs elsewhere instead. A
 //! score is never NaN. `design.md` beside the code goes through the failures.
 //!
@@ -18,9 +20,10 @@
 //! # async fn example(normalization: trommel_types::Normalization, pixels: Vec<u8>)
 //! # -> Result<(), trommel_infer::InferError> {
 //! use std::path::Path;
+//! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
+//! use trommel_infer::{Engine, EngineOptions, LiveOptions, Model, ModelOptions, Runtime, Wanted};
 //! use trommel_types::{Lane, Shape};
 //!
 //! let runtime = Runtime::load(None)?;
@@ -31,9 +34,12 @@
 //!     instances: 2,
 //!     max_batch: 8,
 //!     max_wait: Duration::from_millis(20),
+//!     run_timeout: EngineOptions::RUN_TIMEOUT,
+//!     live: LiveOptions::default(),
 //! };
 //! let engine = Engine::start(model, options)?;
-//! let scores = engine.classify(pixels, Lane::Normal).await?;
+//! let wanted = Arc::new(Wanted::default());
+//! let scores = engine.classify(pixels, Lane::Normal, &wanted).await?;
 //! let best = &scores.top[0];
 //! tracing::info!("{} with {:.2}", best.label, best.score);
 //! # Ok(())
@@ -46,37 +52,73 @@ mod backend;
 mod bound;
 mod buckets;
 mod calibrate;
+mod cascade;
+mod classifier;
 mod config;
 mod device;
+mod ending;
 mod ends;
 mod engine;
 mod error;
 mod former;
+mod graph;
+mod head;
 mod host;
 mod info;
 mod instances;
+mod labeller;
 mod lanes;
+mod learning;
+mod linear;
+mod memory;
 mod metrics;
 mod model;
 mod onnx_file;
+mod onnx_part;
+mod options;
+mod pace;
 mod pack;
+mod product;
 mod profile;
+mod prompt;
 mod runtime;
 mod scores;
 mod sessions;
 mod signature;
 mod stats;
 mod tensor_info;
+#[cfg(feature = "testsuite")]
+pub mod testsuite;
+mod text;
+mod texts;
+mod towers;
+mod version;
+mod wanted;
 
+pub use affinity::pin_thread;
+pub use cascade::{
+    Decided, Pair, Rule, cascade_columns, cascade_name, cascade_version, check_cascade, has_shifted,
+};
 pub use config::Activation;
 pub use device::{Device, Devices, Precision};
-pub use engine::{Engine, EngineOptions};
+pub use engine::{Engine, EngineOptions, LiveOptions};
 pub use error::{InferError, InferErrorKind};
+pub use head::{Head, length, normalize};
 pub use info::ModelInfo;
+pub use labeller::Labeller;
+pub use learning::Learning;
+pub use memory::memory_limit;
 pub use metrics::{describe_metrics, gpu_name, measure_devices};
-pub use model::{Model, ModelOptions, version};
+pub use model::Model;
+pub use onnx_file::external_data;
+pub use options::ModelOptions;
+pub use product::multiply;
 pub use profile::{BatchRate, NodeTime, Profile};
+pub use prompt::{Answer, Prompt, PromptStats};
 pub use runtime::Runtime;
 pub use signature::Layout;
 pub use stats::EngineStats;
 pub use tensor_info::{Dim, Element, TensorInfo};
+pub use texts::Texts;
+pub use version::{Fingerprint, fingerprint, version};
+pub use wanted::{Capacity, Wanted};

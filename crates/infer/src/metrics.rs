@@ -3,13 +3,20 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use metrics::{Histogram, Unit, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Histogram, Unit, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use nvml_wrapper::Nvml;
 
 const BATCH_SIZE: &str = "trommel_batch_size";
 const BATCH_FILL: &str = "trommel_batch_fill";
 const INFER: &str = "trommel_infer_seconds";
 const GAP: &str = "trommel_batch_gap_seconds";
+const LIVE_BATCH_FILL: &str = "trommel_live_batch_fill";
+const REQUEST_QUEUE: &str = "trommel_request_queue_seconds";
+const REQUEST_SERVICE: &str = "trommel_request_service_seconds";
+pub(crate) const PROMPT_REQUESTS: &str = "trommel_prompt_requests_total";
+pub(crate) const PROMPT_TOKENS: &str = "trommel_prompt_tokens_total";
 const GPU_MEMORY: &str = "trommel_gpu_memory_used_bytes";
 const GPU_UTILISATION: &str = "trommel_gpu_utilisation_ratio";
 
@@ -26,6 +33,28 @@ pub fn describe_metrics() {
         GAP,
         Unit::Seconds,
         "Time between two batches of an instance although the next one was waiting"
+    );
+    describe_histogram!(
+        LIVE_BATCH_FILL,
+        "Images in a batch of requests, as a share of a full one"
+    );
+    describe_histogram!(
+        REQUEST_QUEUE,
+        Unit::Seconds,
+        "Wait of a request's image for a thread that decodes, or for the model"
+    );
+    describe_histogram!(
+        REQUEST_SERVICE,
+        Unit::Seconds,
+        "Work on a request's image: decoding and resizing, or the batch that it is in"
+    );
+    describe_counter!(
+        PROMPT_REQUESTS,
+        "Requests to the servers of a prompt, by how they ended"
+    );
+    describe_counter!(
+        PROMPT_TOKENS,
+        "Tokens that the servers of a prompt have read and written, as they count them"
     );
     describe_gauge!(
         GPU_MEMORY,
@@ -44,16 +73,23 @@ pub(crate) struct InstanceMetrics {
     fill: Histogram,
     infer: Histogram,
     gap: Histogram,
+    live_fill: Histogram,
+    live_wait: Histogram,
+    live_work: Histogram,
 }
 
 impl InstanceMetrics {
     pub(crate) fn of(model: &str) -> Self {
         let of = |name: &'static str| histogram!(name, "model" => model.to_owned());
+        let of_requests = |name: &'static str| histogram!(name, "stage" => "infer");
         Self {
             size: of(BATCH_SIZE),
             fill: of(BATCH_FILL),
             infer: of(INFER),
             gap: of(GAP),
+            live_fill: of(LIVE_BATCH_FILL),
+            live_wait: of_requests(REQUEST_QUEUE),
+            live_work: of_requests(REQUEST_SERVICE),
         }
     }
 
@@ -62,6 +98,19 @@ impl InstanceMetrics {
         self.size.record(images as f64);
         self.fill.record(images as f64 / places as f64);
         self.infer.record(took);
+    }
+
+    /// An image of a request has waited this long for its batch to begin.
+    pub(crate) fn live_wait(&self, waited: Duration) {
+        self.live_wait.record(waited);
+    }
+
+    /// As [`InstanceMetrics::batch`], of images of requests.
+    pub(crate) fn live_batch(&self, images: usize, places: usize, took: Duration) {
+        self.live_fill.record(images as f64 / places as f64);
+        for _ in 0..images {
+            self.live_work.record(took);
+        }
     }
 
     pub(crate) fn gap(&self, took: Duration) {

@@ -1,10 +1,13 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek};
 use std::path::{Component, Path};
 
+use bytes::Buf;
+use prost::Message;
 use sha2::{Digest, Sha256};
 
+use crate::ending::{self, Ending, FunctionProto, NodeProto, ValueInfoProto};
 use crate::{InferError, InferErrorKind};
 
 /// What a model's file says about itself, and what it weighs.
@@ -18,6 +21,10 @@ pub(crate) struct OnnxFile {
     pub(crate) producer: String,
     /// Names of the files beside it that hold weights, sorted.
     pub(crate) external: BTreeSet<String>,
+    /// Names of the inputs, without those that are weights.
+    pub(crate) inputs: Vec<String>,
+    /// The outputs that are scores already, with what they end in.
+    endings: Vec<(String, Ending)>,
     /// Weights by element type, in ONNX's numbering.
     weights: Vec<(u64, u64)>,
     /// Bytes of the file and of those beside it.
@@ -27,34 +34,22 @@ pub(crate) struct OnnxFile {
 }
 
 impl OnnxFile {
-    /// Reads the file at `path` and its external data, in bounded memory.
+    /// Reads the file at `path` but for its weights, in bounded memory. Its size and its hash are left
+    /// out.
     ///
     /// # Errors
-    /// When a file is missing, or the first one is no ONNX model.
-    pub(crate) fn read(path: &Path) -> Result<Self, InferError> {
-        let unreadable = |path: &Path, error: io::Error| {
-            InferError::new(
-                InferErrorKind::ModelMissing,
-                format_args!("cannot read {}: {error}", path.display()),
-            )
-        };
-        let file = File::open(path).map_err(|error| unreadable(path, error))?;
-        let mut reader = BufReader::with_capacity(64 << 10, file);
-        check_beginning(
-            path,
-            reader.fill_buf().map_err(|error| unreadable(path, error))?,
-        )?;
-        let mut onnx = Self::parse(&mut reader).map_err(|error| match error.kind() {
+    /// When it is missing, or is no ONNX model that keeps its weights in its folder.
+    pub(crate) fn describe(path: &Path) -> Result<Self, InferError> {
+        let mut file = File::open(path).map_err(|error| unreadable(path, error))?;
+        let (length, beginning) = beginning(&mut file).map_err(|error| unreadable(path, error))?;
+        check_beginning(path, &beginning)?;
+        let onnx = Self::parse(file, length).map_err(|error| match error.kind() {
             ErrorKind::InvalidData | ErrorKind::UnexpectedEof => InferError::new(
                 InferErrorKind::NotClassifier,
                 format_args!("{} is no complete ONNX model: {error}", path.display()),
             ),
             _ => unreadable(path, error),
         })?;
-
-        let mut hash = Sha256::new();
-        onnx.bytes = digest(path, &mut hash).map_err(|error| unreadable(path, error))?;
-        let folder = path.parent().unwrap_or(Path::new(""));
         for name in &onnx.external {
             if !Path::new(name)
                 .components()
@@ -68,12 +63,32 @@ impl OnnxFile {
                     ),
                 ));
             }
+        }
+        Ok(onnx)
+    }
+
+    /// Reads the file at `path` twice, and its external data, in bounded memory.
+    ///
+    /// # Errors
+    /// As [`OnnxFile::describe`], or when a file of external data is missing.
+    pub(crate) fn read(path: &Path) -> Result<Self, InferError> {
+        let mut onnx = Self::describe(path)?;
+        let mut hash = Sha256::new();
+        onnx.bytes = digest(path, &mut hash).map_err(|error| unreadable(path, error))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for name in &onnx.external {
             let beside = folder.join(name);
             hash.update(name.as_bytes());
             onnx.bytes += digest(&beside, &mut hash).map_err(|error| unreadable(&beside, error))?;
         }
         onnx.hash = hex(&hash.finalize());
         Ok(onnx)
+    }
+
+    /// What an output ends in, if that makes it scores already.
+    pub(crate) fn ending(&self, output: &str) -> Option<&Ending> {
+        let mut endings = self.endings.iter();
+        endings.find_map(|(name, ending)| (name == output).then_some(ending))
     }
 
     /// Number of weights.
@@ -97,106 +112,224 @@ impl OnnxFile {
         }
     }
 
-    fn parse(reader: &mut (impl BufRead + Seek)) -> io::Result<Self> {
-        let mut onnx = Self::default();
-        let mut wire = Wire {
-            reader,
-            position: 0,
-        };
-        let end = u64::MAX; // the file's
-        let (mut name, mut version, mut has_graph) = (String::new(), String::new(), false);
-        while let Some(field) = wire.next_field(end)? {
-            match field {
-                Field {
-                    number: 1,
-                    value: Value::Varint(value),
-                } => onnx.ir_version = value,
-                Field {
-                    number: 2,
-                    value: Value::Bytes(length),
-                } => name = wire.text(length)?,
-                Field {
-                    number: 3,
-                    value: Value::Bytes(length),
-                } => version = wire.text(length)?,
-                Field {
-                    number: 8,
-                    value: Value::Bytes(length),
-                } => {
-                    onnx.opsets.push(opset(&mut wire, length)?);
-                }
-                Field {
-                    number: 7,
-                    value: Value::Bytes(length),
-                } => {
-                    has_graph = true;
-                    onnx.graph(&mut wire, length)?;
-                }
-                field => wire.skip(&field.value)?,
-            }
+    fn parse(file: impl Read + Seek, length: u64) -> io::Result<Self> {
+        let mut content = Content::new(file, length);
+        let decoded = ModelProto::decode(&mut content);
+        if let Some(error) = content.failure {
+            return Err(error);
         }
-        if !has_graph {
+        let model = decoded.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        let Some(graph) = model.graph else {
             return Err(io::Error::new(ErrorKind::InvalidData, "it holds no graph"));
+        };
+        let opsets = model.opset_import.into_iter();
+        let mut onnx = Self {
+            ir_version: number(model.ir_version),
+            opsets: opsets.map(OperatorSetIdProto::named).collect(),
+            producer: [model.producer_name, model.producer_version].join(" "),
+            ..Self::default()
+        };
+        onnx.producer = onnx.producer.trim().to_owned();
+        onnx.endings = ending::find(&graph.output, &graph.node, &model.functions);
+        let weights: HashSet<&str> = graph.initializer.iter().map(|it| &*it.name).collect();
+        let inputs = graph.input.into_iter().map(|input| input.name);
+        onnx.inputs = inputs.filter(|name| !weights.contains(&**name)).collect();
+        for tensor in graph.initializer {
+            onnx.add(tensor);
         }
-        onnx.producer = [name, version].join(" ").trim().to_owned();
         Ok(onnx)
     }
 
-    fn graph(&mut self, wire: &mut Wire<'_, impl BufRead + Seek>, length: u64) -> io::Result<()> {
-        let end = wire.end(length)?;
-        while let Some(field) = wire.next_field(end)? {
-            match field {
-                Field {
-                    number: 5,
-                    value: Value::Bytes(length),
-                } => self.weight(wire, length)?,
-                field => wire.skip(&field.value)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn weight(&mut self, wire: &mut Wire<'_, impl BufRead + Seek>, length: u64) -> io::Result<()> {
-        let end = wire.end(length)?;
-        let (mut element, mut count) = (0, 1u64);
-        while let Some(field) = wire.next_field(end)? {
-            match field {
-                Field {
-                    number: 1,
-                    value: Value::Varint(size),
-                } => count = count.saturating_mul(size),
-                Field {
-                    number: 1,
-                    value: Value::Bytes(length),
-                } => {
-                    let end = wire.end(length)?;
-                    while wire.position < end {
-                        count = count.saturating_mul(wire.varint()?);
-                    }
-                }
-                Field {
-                    number: 2,
-                    value: Value::Varint(value),
-                } => element = value,
-                Field {
-                    number: 13,
-                    value: Value::Bytes(length),
-                } => {
-                    if let (key, value) = entry(wire, length)?
-                        && key == "location"
-                    {
-                        self.external.insert(value);
-                    }
-                }
-                field => wire.skip(&field.value)?,
-            }
-        }
+    fn add(&mut self, tensor: TensorProto) {
+        let sizes = tensor.dims.into_iter().map(number);
+        let count = sizes.fold(1, u64::saturating_mul);
+        let element = number(tensor.data_type.into());
         match self.weights.iter_mut().find(|(known, _)| *known == element) {
             Some((_, total)) => *total = total.saturating_add(count),
             None => self.weights.push((element, count)),
         }
+        let entries = tensor.external_data.into_iter();
+        let locations = entries.filter(|entry| entry.key == "location");
+        self.external.extend(locations.map(|entry| entry.value));
+    }
+}
+
+/// Names of the files next to a model's file in which it keeps weights, sorted. Blocks while it reads the
+/// graph.
+///
+/// # Errors
+/// When it is missing, or is no ONNX model that keeps its weights in its folder.
+pub fn external_data(model: &Path) -> Result<Vec<String>, InferError> {
+    Ok(OnnxFile::describe(model)?.external.into_iter().collect())
+}
+
+/// The fields of ONNX's messages that are looked at; others, such as the bytes of weights, are passed
+/// over unread.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ModelProto {
+    #[prost(int64, tag = "1")]
+    ir_version: i64,
+    #[prost(string, tag = "2")]
+    producer_name: String,
+    #[prost(string, tag = "3")]
+    producer_version: String,
+    #[prost(message, optional, tag = "7")]
+    graph: Option<GraphProto>,
+    #[prost(message, repeated, tag = "8")]
+    opset_import: Vec<OperatorSetIdProto>,
+    #[prost(message, repeated, tag = "25")]
+    functions: Vec<FunctionProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct OperatorSetIdProto {
+    #[prost(string, tag = "1")]
+    domain: String,
+    #[prost(int64, tag = "2")]
+    version: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "5")]
+    initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    output: Vec<ValueInfoProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct TensorProto {
+    #[prost(int64, repeated, tag = "1")]
+    dims: Vec<i64>,
+    #[prost(int32, tag = "2")]
+    data_type: i32,
+    #[prost(string, tag = "8")]
+    name: String,
+    #[prost(message, repeated, tag = "13")]
+    external_data: Vec<StringStringEntryProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StringStringEntryProto {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+impl OperatorSetIdProto {
+    fn named(self) -> (String, u64) {
+        let domain = match self.domain.is_empty() {
+            true => "ai.onnx".to_owned(),
+            false => self.domain,
+        };
+        (domain, number(self.version))
+    }
+}
+
+/// A negative number stands for nothing in these fields.
+fn number(value: i64) -> u64 {
+    value.try_into().unwrap_or(0)
+}
+
+/// A file as what it holds is decoded: large fields that nobody looks at are sought over.
+struct Content<R> {
+    reader: BufReader<R>,
+    remaining: usize,
+    /// Bytes that may still be read.
+    budget: usize,
+    /// Why the file cannot be read on. What is decoded after it are a few zeros, and is not used.
+    failure: Option<io::Error>,
+}
+
+impl<R: Read + Seek> Content<R> {
+    const BUFFER: usize = 64 << 10;
+    /// Far beyond all but the weights of a model; what is decoded takes little more memory.
+    const BUDGET: usize = 256 << 20;
+    /// Enough for any number to end in.
+    const ZEROS: &'static [u8] = &[0; 16];
+
+    fn new(file: R, length: u64) -> Self {
+        let mut content = Self {
+            reader: BufReader::with_capacity(Self::BUFFER, file),
+            remaining: usize::try_from(length).unwrap_or(usize::MAX),
+            budget: Self::BUDGET,
+            failure: None,
+        };
+        let filled = content.fill();
+        content.note(filled);
+        content
+    }
+
+    fn go_on(&mut self, count: usize) -> io::Result<()> {
+        if count > self.reader.buffer().len() {
+            // A seek may go past the end of the file unnoticed; reading the last byte may not.
+            let ahead = i64::try_from(count - 1).map_err(io::Error::other)?;
+            self.reader.seek_relative(ahead)?;
+            self.reader.read_exact(&mut [0])?;
+        } else {
+            self.reader.consume(count);
+            let left = self.budget.checked_sub(count);
+            let too_long = || io::Error::new(ErrorKind::InvalidData, "its graph is too large");
+            self.budget = left.ok_or_else(too_long)?;
+        }
+        self.fill()
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        if self.remaining > 0 && self.reader.fill_buf()?.is_empty() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
         Ok(())
     }
+
+    fn note(&mut self, outcome: io::Result<()>) {
+        if let Err(error) = outcome {
+            self.failure = Some(error);
+            self.remaining = self.remaining.min(Self::ZEROS.len());
+        }
+    }
+}
+
+impl<R: Read + Seek> Buf for Content<R> {
+    fn remaining(&self) -> usize {
+        self.remaining
+    }
+
+    fn chunk(&self) -> &[u8] {
+        let bytes = match self.failure {
+            None => self.reader.buffer(),
+            Some(_) => Self::ZEROS,
+        };
+        &bytes[..bytes.len().min(self.remaining)]
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.remaining = self.remaining.saturating_sub(count);
+        if self.failure.is_none() {
+            let outcome = self.go_on(count);
+            self.note(outcome);
+        }
+    }
+}
+
+fn unreadable(path: &Path, error: io::Error) -> InferError {
+    InferError::new(
+        InferErrorKind::ModelMissing,
+        format_args!("cannot read {}: {error}", path.display()),
+    )
+}
+
+/// The length of a file and its first bytes, after which it is read from its start again.
+fn beginning(file: &mut File) -> io::Result<(u64, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    Read::by_ref(file).take(64).read_to_end(&mut bytes)?;
+    file.rewind()?;
+    Ok((file.metadata()?.len(), bytes))
 }
 
 fn check_beginning(path: &Path, beginning: &[u8]) -> Result<(), InferError> {
@@ -235,238 +368,5 @@ fn digest(path: &Path, hash: &mut Sha256) -> io::Result<u64> {
     }
 }
 
-fn opset(wire: &mut Wire<'_, impl BufRead + Seek>, length: u64) -> io::Result<(String, u64)> {
-    let end = wire.end(length)?;
-    let (mut domain, mut version) = (String::new(), 0);
-    while let Some(field) = wire.next_field(end)? {
-        match field {
-            Field {
-                number: 1,
-                value: Value::Bytes(length),
-            } => domain = wire.text(length)?,
-            Field {
-                number: 2,
-                value: Value::Varint(value),
-            } => version = value,
-            field => wire.skip(&field.value)?,
-        }
-    }
-    if domain.is_empty() {
-        domain = "ai.onnx".to_owned();
-    }
-    Ok((domain, version))
-}
-
-fn entry(wire: &mut Wire<'_, impl BufRead + Seek>, length: u64) -> io::Result<(String, String)> {
-    let end = wire.end(length)?;
-    let (mut key, mut value) = (String::new(), String::new());
-    while let Some(field) = wire.next_field(end)? {
-        match field {
-            Field {
-                number: 1,
-                value: Value::Bytes(length),
-            } => key = wire.text(length)?,
-            Field {
-                number: 2,
-                value: Value::Bytes(length),
-            } => value = wire.text(length)?,
-            field => wire.skip(&field.value)?,
-        }
-    }
-    Ok((key, value))
-}
-
-/// The Protocol Buffers wire format, read without keeping what is passed over: the few fields that
-/// are wanted stand between megabytes of weights.
-struct Wire<'r, R> {
-    reader: &'r mut R,
-    position: u64,
-}
-
-struct Field {
-    number: u64,
-    value: Value,
-}
-
-enum Value {
-    Varint(u64),
-    /// The number of bytes that follow.
-    Bytes(u64),
-    Fixed(u64),
-}
-
-impl<R: BufRead + Seek> Wire<'_, R> {
-    fn next_field(&mut self, end: u64) -> io::Result<Option<Field>> {
-        if self.position >= end || self.reader.fill_buf()?.is_empty() {
-            if self.position > end || (end != u64::MAX && self.position < end) {
-                return Err(io::Error::new(
-                    ErrorKind::UnexpectedEof,
-                    "it ends too early",
-                ));
-            }
-            return Ok(None);
-        }
-        let tag = self.varint()?;
-        let value = match tag & 7 {
-            0 => Value::Varint(self.varint()?),
-            1 => Value::Fixed(8),
-            2 => Value::Bytes(self.varint()?),
-            5 => Value::Fixed(4),
-            _ => {
-                return Err(io::Error::new(
-                    ErrorKind::InvalidData,
-                    "it is in another format",
-                ));
-            }
-        };
-        Ok(Some(Field {
-            number: tag >> 3,
-            value,
-        }))
-    }
-
-    fn skip(&mut self, value: &Value) -> io::Result<()> {
-        let (Value::Bytes(length) | Value::Fixed(length)) = *value else {
-            return Ok(());
-        };
-        let position = self.end(length)?;
-        // A seek may go past the end of the file unnoticed; reading the last byte may not.
-        if let Some(ahead) = length.checked_sub(1) {
-            let ahead = i64::try_from(ahead).map_err(|_| too_long())?;
-            self.reader.seek_relative(ahead)?;
-            self.reader.read_exact(&mut [0])?;
-        }
-        self.position = position;
-        Ok(())
-    }
-
-    fn varint(&mut self) -> io::Result<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let mut byte = [0];
-            self.reader.read_exact(&mut byte)?;
-            self.position += 1;
-            value |= u64::from(byte[0] & 0x7f) << shift;
-            if byte[0] & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err(io::Error::new(
-            ErrorKind::InvalidData,
-            "it is in another format",
-        ))
-    }
-
-    fn text(&mut self, length: u64) -> io::Result<String> {
-        if length > 4096 {
-            return Err(too_long());
-        }
-        let mut bytes = vec![0; length as usize];
-        self.reader.read_exact(&mut bytes)?;
-        self.position += length;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    fn end(&self, length: u64) -> io::Result<u64> {
-        self.position.checked_add(length).ok_or_else(too_long)
-    }
-}
-
-fn too_long() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "a field is longer than it can be")
-}
-
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::io::Cursor;
-
-    use super::*;
-
-    fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
-        let mut field = vec![number << 3 | 2, content.len() as u8];
-        field.extend(content);
-        field
-    }
-
-    fn model() -> Vec<u8> {
-        let location = [bytes(1, b"location"), bytes(2, b"weights.bin")].concat();
-        let offset = [bytes(1, b"offset"), bytes(2, b"0")].concat();
-        let tensor = [
-            vec![1 << 3, 3, 1 << 3, 4], // dims, one by one
-            vec![2 << 3, 1],
-            bytes(13, &location),
-            bytes(13, &offset),
-        ]
-        .concat();
-        let packed = [bytes(1, &[2, 2]), vec![2 << 3, 10], bytes(9, &[0; 8])].concat();
-        let graph = [bytes(1, b"a node"), bytes(5, &tensor), bytes(5, &packed)].concat();
-        let opset = [vec![2 << 3, 17]].concat();
-        [
-            vec![1 << 3, 8],
-            bytes(2, b"pytorch"),
-            bytes(3, b"2.9"),
-            bytes(8, &opset),
-            bytes(7, &graph),
-        ]
-        .concat()
-    }
-
-    fn parse(bytes: &[u8]) -> io::Result<OnnxFile> {
-        OnnxFile::parse(&mut Cursor::new(bytes))
-    }
-
-    #[test]
-    fn what_a_model_says_about_itself() {
-        let onnx = parse(&model()).unwrap();
-        assert_eq!(onnx.ir_version, 8);
-        assert_eq!(onnx.producer, "pytorch 2.9");
-        assert_eq!(onnx.opsets, [("ai.onnx".to_owned(), 17)]);
-        assert_eq!(onnx.external, BTreeSet::from(["weights.bin".to_owned()]));
-        assert_eq!(onnx.parameters(), 16);
-        assert_eq!(onnx.precision(), "f32");
-    }
-
-    #[test]
-    fn a_cut_model_is_an_error_wherever_it_is_cut() {
-        let model = model();
-        for length in 0..model.len() {
-            assert!(
-                parse(&model[..length]).is_err(),
-                "cut at {length} of {}",
-                model.len()
-            );
-        }
-    }
-
-    #[test]
-    fn the_hash_covers_external_data() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.onnx");
-        fs::write(&path, model()).unwrap();
-        let missing = OnnxFile::read(&path).unwrap_err();
-        assert!(missing.to_string().contains("weights.bin"), "{missing}");
-
-        fs::write(folder.path().join("weights.bin"), "one").unwrap();
-        let one = OnnxFile::read(&path).unwrap();
-        assert_eq!(one.bytes, model().len() as u64 + 3);
-        fs::write(folder.path().join("weights.bin"), "two").unwrap();
-        assert_ne!(OnnxFile::read(&path).unwrap().hash, one.hash);
-    }
-
-    #[test]
-    fn what_is_no_model_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.onnx");
-        for (content, words) in [
-            ("", "is empty"),
-            ("version https://git-lfs.github.com/spec/v1", "git lfs pull"),
-            ("just some text", "is no complete ONNX model"),
-        ] {
-            fs::write(&path, content).unwrap();
-            let error = OnnxFile::read(&path).unwrap_err();
-            assert_eq!(error.kind(), InferErrorKind::NotClassifier);
-            assert!(error.to_string().contains(words), "{error}");
-        }
-    }
-}
+mod tests;

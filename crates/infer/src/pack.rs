@@ -46,37 +46,45 @@ pub(crate) struct Line {
 }
 
 impl Packer {
-    /// Takes memory for `batch` images. A model that takes bytes gets them as they are, without
+    /// Takes no memory yet. A model that takes bytes gets them as they are, without
     /// `normalization`: it does that arithmetic itself.
     pub(crate) fn new(
         shape: Shape,
         layout: Layout,
         input_type: InputType,
         normalization: &Normalization,
-        batch: usize,
     ) -> Self {
         let image = shape.len();
         let line = [0, 1, 2].map(|channel| Line::new(normalization, channel));
         let tensor =
             match input_type {
                 InputType::F32 => Tensor::F32 {
-                    values: vec![0.0; image * batch],
+                    values: Vec::new(),
                     line,
                 },
                 InputType::F16 => Tensor::F16 {
-                    values: vec![f16::ZERO; image * batch],
+                    values: Vec::new(),
                     table: Box::new(line.map(|line| {
                         std::array::from_fn(|pixel| f16::from_f32(line.at(pixel as u8)))
                     })),
                 },
-                InputType::U8 => Tensor::U8 {
-                    values: vec![0; image * batch],
-                },
+                InputType::U8 => Tensor::U8 { values: Vec::new() },
             };
         Self {
             layout,
             image,
             tensor,
+        }
+    }
+
+    /// Takes memory for `batch` images, if it has not yet.
+    pub(crate) fn reserve(&mut self, batch: usize) {
+        let length = batch * self.image;
+        match &mut self.tensor {
+            Tensor::F32 { values, .. } if values.len() < length => values.resize(length, 0.0),
+            Tensor::F16 { values, .. } if values.len() < length => values.resize(length, f16::ZERO),
+            Tensor::U8 { values } if values.len() < length => values.resize(length, 0),
+            _ => {}
         }
     }
 
@@ -230,7 +238,8 @@ mod tests {
     }
 
     fn packed(layout: Layout, input_type: InputType) -> Packer {
-        let mut packer = Packer::new(SHAPE, layout, input_type, &IMAGENET, 2);
+        let mut packer = Packer::new(SHAPE, layout, input_type, &IMAGENET);
+        packer.reserve(2);
         packer.write(0, &pixels(1));
         packer.write(1, &pixels(5));
         packer

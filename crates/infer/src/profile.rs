@@ -62,13 +62,15 @@ impl Model {
     /// cannot be written or read.
     pub fn profile(&self, batch: usize, runs: usize) -> Result<Profile, InferError> {
         let failed = |error: &dyn std::fmt::Display| {
-            self.inner
+            self.classifier()
                 .failed(&format!("its profile is lost: {}", reason(error)))
         };
         let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
-        let batch = self.inner.computed(batch);
+        let batch = self.classifier().computed(batch);
         let prefix = folder.path().join("run");
-        let mut backend = self.inner.measured_backend(0, batch, Some(&prefix))?;
+        let mut backend = self
+            .classifier()
+            .measured_backend(0, batch, Some(&prefix))?;
         // The first run takes memory, and is not counted.
         for _ in 0..=runs {
             backend.blank(batch)?;
@@ -84,8 +86,8 @@ impl Model {
     /// # Errors
     /// When a session cannot be opened, or the model cannot run the batch.
     pub fn rate(&self, batch: usize, time: Duration) -> Result<BatchRate, InferError> {
-        let batch = self.inner.computed(batch);
-        let mut backend = self.inner.backend(0, batch)?;
+        let batch = self.classifier().computed(batch);
+        let mut backend = self.backend(0, batch)?;
         backend.blank(batch)?;
         let (start, mut took) = (Instant::now(), Vec::new());
         while took.len() < MIN_RUNS || start.elapsed() < time {

@@ -1,10 +1,10 @@
 use std::cmp::Ordering;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use trommel_types::{Scores, TopLabel};
 
 use crate::tensor_info::Float;
+use crate::wanted::Resolved;
 use crate::{Activation, InferError, InferErrorKind};
 
 /// Turns one image's logits into its answer. Owns its buffers, so one serves one thread.
@@ -12,43 +12,61 @@ use crate::{Activation, InferError, InferErrorKind};
 pub(crate) struct Scorer {
     labels: Arc<[Arc<str>]>,
     activation: Activation,
-    thresholds: Option<Arc<[f32]>>,
-    top_k: usize,
-    keep_logits: bool,
     logits: Vec<f32>,
     order: Vec<u32>,
 }
 
 impl Scorer {
-    /// More than all classes for `top_k` means all. `thresholds` holds one score a class.
-    pub(crate) fn new(
-        labels: Arc<[Arc<str>]>,
-        activation: Activation,
-        thresholds: Option<Arc<[f32]>>,
-        top_k: NonZeroU32,
-        keep_logits: bool,
-    ) -> Self {
-        let top_k = usize::try_from(top_k.get())
-            .unwrap_or(usize::MAX)
-            .min(labels.len());
+    pub(crate) fn new(labels: Arc<[Arc<str>]>, activation: Activation) -> Self {
         Self {
             labels,
             activation,
-            thresholds,
-            top_k,
-            keep_logits,
             logits: Vec::new(),
             order: Vec::new(),
         }
     }
 
-    /// The best classes by logit, the lower class first where two are equal. Of a model with
+    /// What [`Scorer::rank`] gives, with the names of the classes.
+    ///
+    /// # Errors
+    /// As [`Scorer::rank`].
+    pub(crate) fn score<F: Float>(
+        &mut self,
+        logits: &[F],
+        wanted: &Resolved,
+    ) -> Result<Scores, InferError> {
+        let labels = match &wanted.head {
+            Some(head) => Arc::clone(head.labels()),
+            None => Arc::clone(&self.labels),
+        };
+        let ranked = self.rank(logits, wanted)?;
+        let top = ranked.map(|(class, score)| TopLabel {
+            label: Arc::clone(&labels[class as usize]),
+            class,
+            score,
+        });
+        Ok(Scores {
+            top: top.collect(),
+            logits: wanted.logits.then(|| self.logits.clone()),
+            embedding: None,
+        })
+    }
+
+    /// The best classes by logit with their scores, the lower class first where two are equal. With
     /// thresholds those whose scores reach theirs, or the best one alone if none does.
     ///
     /// # Errors
     /// When a logit is infinite or no number: such an answer has no order.
-    pub(crate) fn score<F: Float>(&mut self, logits: &[F]) -> Result<Scores, InferError> {
-        debug_assert_eq!(logits.len(), self.labels.len(), "one logit a class");
+    pub(crate) fn rank<F: Float>(
+        &mut self,
+        logits: &[F],
+        wanted: &Resolved,
+    ) -> Result<impl Iterator<Item = (u32, f32)> + use<'_, F>, InferError> {
+        let (labels, activation) = match &wanted.head {
+            Some(head) => (head.labels(), head.activation()),
+            None => (&self.labels, self.activation),
+        };
+        debug_assert_eq!(logits.len(), labels.len(), "one logit a class");
         self.logits.clear();
         self.logits.extend(logits.iter().map(|logit| logit.widen()));
         if let Some(class) = self.logits.iter().position(|logit| !logit.is_finite()) {
@@ -56,7 +74,7 @@ impl Scorer {
                 InferErrorKind::ModelFailed,
                 format_args!(
                     "the model gave {} for class {class} ({}), which is no score",
-                    self.logits[class], self.labels[class]
+                    self.logits[class], labels[class]
                 ),
             ));
         }
@@ -65,10 +83,10 @@ impl Scorer {
             let (x, y) = (logits[a as usize], logits[b as usize]);
             y.partial_cmp(&x).unwrap_or(Ordering::Equal).then(a.cmp(&b))
         };
-        let score = Activated::new(self.activation, logits);
+        let score = Activated::new(activation, logits);
         let classes = (0u32..).take(logits.len());
         order.clear();
-        if let Some(thresholds) = &self.thresholds {
+        if let Some(thresholds) = &wanted.thresholds {
             let reached = |&class: &u32| {
                 let class = class as usize;
                 score.of(logits[class]) >= thresholds[class]
@@ -77,44 +95,31 @@ impl Scorer {
             if order.is_empty() {
                 order.extend(classes.min_by(by_rank));
             }
+        } else if wanted.top_k == 1 {
+            order.extend(classes.min_by(by_rank));
         } else {
             order.extend(classes);
         }
-        if self.top_k < order.len() {
-            order.select_nth_unstable_by(self.top_k, by_rank);
-            order.truncate(self.top_k);
+        if wanted.top_k < order.len() {
+            order.select_nth_unstable_by(wanted.top_k, by_rank);
+            order.truncate(wanted.top_k);
         }
         order.sort_unstable_by(by_rank);
-
-        let top = order
-            .iter()
-            .map(|&class| TopLabel {
-                label: Arc::clone(&self.labels[class as usize]),
-                class,
-                score: score.of(logits[class as usize]),
-            })
-            .collect();
-        Ok(Scores {
-            top,
-            logits: self.keep_logits.then(|| logits.clone()),
-            embedding: None,
-        })
+        let ranked = order.iter();
+        Ok(ranked.map(move |&class| (class, score.of(logits[class as usize]))))
     }
 
-    /// How many classes the device may choose itself, by softmax; nothing if all logits are needed.
-    pub(crate) fn best_on_device(&self) -> Option<usize> {
-        let all_needed =
-            self.keep_logits || self.thresholds.is_some() || self.activation != Activation::Softmax;
-        (!all_needed).then_some(self.top_k)
-    }
-
-    /// The answer of an image whose best classes the device has chosen, the best first.
+    /// The answer of an image whose best classes the device has chosen, as scores and numbers, the
+    /// best first.
     ///
     /// # Errors
-    /// When a score is no number, as all are where one logit is infinite or none, or a class is none
+    /// When a score is not a number, as all are when one logit is infinite or NaN, or a class is not one
     /// of the model's.
-    pub(crate) fn chosen(&self, scores: &[f32], classes: &[i64]) -> Result<Scores, InferError> {
-        let top = scores.iter().zip(classes).map(|(&score, &number)| {
+    pub(crate) fn chosen<'a>(
+        &self,
+        best: impl Iterator<Item = (&'a f32, &'a i64)>,
+    ) -> Result<Scores, InferError> {
+        let top = best.map(|(&score, &number)| {
             let class = u32::try_from(number).ok();
             let label = class.and_then(|class| self.labels.get(class as usize));
             match (class, label) {
@@ -176,12 +181,19 @@ mod tests {
 
     use super::*;
 
-    fn scorer(classes: usize, activation: Activation, top_k: u32) -> Scorer {
+    fn scorer(classes: usize, activation: Activation) -> Scorer {
         let labels = (0..classes)
             .map(|class| Arc::from(format!("label {class}")))
             .collect();
-        let top_k = NonZeroU32::new(top_k).unwrap();
-        Scorer::new(labels, activation, None, top_k, false)
+        Scorer::new(labels, activation)
+    }
+
+    fn best(top_k: usize) -> Resolved {
+        Resolved {
+            top_k,
+            logits: false,
+            ..Resolved::default()
+        }
     }
 
     fn top(scores: &Scores) -> Vec<(u32, f32)> {
@@ -195,16 +207,16 @@ mod tests {
     #[test]
     fn softmax_adds_up_to_one_also_for_huge_logits() {
         for shift in [-1e30, -1000.0, 0.0, 1000.0, 1e30] {
-            let scores = scorer(3, Activation::Softmax, 3)
-                .score(&[shift, shift, shift])
+            let scores = scorer(3, Activation::Softmax)
+                .score(&[shift, shift, shift], &best(3))
                 .unwrap();
             for (place, (class, score)) in top(&scores).into_iter().enumerate() {
                 assert_eq!(class as usize, place);
                 assert!((score - 1.0 / 3.0).abs() < 1e-6);
             }
         }
-        let scores = scorer(2, Activation::Softmax, 2)
-            .score(&[0.0f32, 3f32.ln()])
+        let scores = scorer(2, Activation::Softmax)
+            .score(&[0.0f32, 3f32.ln()], &best(2))
             .unwrap();
         let [(1, high), (0, low)] = top(&scores)[..] else {
             panic!("{scores:?}")
@@ -216,7 +228,9 @@ mod tests {
     #[test]
     fn sigmoid_takes_each_class_alone() {
         let logits = [-1e4f32, -2.0, 0.0, 2.0, 1e4];
-        let scores = scorer(5, Activation::Sigmoid, 5).score(&logits).unwrap();
+        let scores = scorer(5, Activation::Sigmoid)
+            .score(&logits, &best(5))
+            .unwrap();
         let expected = [(4, 1.0), (3, 0.880_797), (2, 0.5), (1, 0.119_203), (0, 0.0)];
         for ((class, score), (other, wanted)) in top(&scores).into_iter().zip(expected) {
             assert_eq!(class, other);
@@ -226,45 +240,45 @@ mod tests {
 
     #[test]
     fn classes_below_their_thresholds_are_left_out_but_never_all() {
-        let mut scorer = scorer(3, Activation::Sigmoid, 3);
-        scorer.thresholds = Some([0.9, 0.3, 0.6].into());
-        let classes = |scorer: &mut Scorer, logits: [f32; 3]| -> Vec<u32> {
-            let scores = scorer.score(&logits).unwrap();
+        let mut scorer = scorer(3, Activation::Sigmoid);
+        let mut classes = |logits: [f32; 3], top_k| -> Vec<u32> {
+            let wanted = Resolved {
+                thresholds: Some([0.9, 0.3, 0.6].into()),
+                ..best(top_k)
+            };
+            let scores = scorer.score(&logits, &wanted).unwrap();
             scores.top.iter().map(|top| top.class).collect()
         };
         // Scores of 0.73, 0.5 and 0.88.
-        assert_eq!(classes(&mut scorer, [1.0, 0.0, 2.0]), [2, 1]);
-        assert_eq!(classes(&mut scorer, [1.0, -2.0, 0.0]), [0]);
-        scorer.top_k = 1;
-        assert_eq!(classes(&mut scorer, [1.0, 0.0, 2.0]), [2]);
+        assert_eq!(classes([1.0, 0.0, 2.0], 3), [2, 1]);
+        assert_eq!(classes([1.0, -2.0, 0.0], 3), [0]);
+        assert_eq!(classes([1.0, 0.0, 2.0], 1), [2]);
     }
 
     #[test]
     fn no_activation_gives_the_output_itself() {
-        let scores = scorer(2, Activation::None, 1)
-            .score(&[0.25f32, 0.75])
+        let scores = scorer(2, Activation::None)
+            .score(&[0.25f32, 0.75], &best(1))
             .unwrap();
         assert_eq!(top(&scores), [(1, 0.75)]);
     }
 
     #[test]
     fn equal_logits_go_by_class_also_at_the_edge_of_the_top() {
-        let mut scorer = scorer(6, Activation::None, 3);
+        let mut scorer = scorer(6, Activation::None);
+        let mut top = |logits: [f32; 6]| top(&scorer.score(&logits, &best(3)).unwrap());
         assert_eq!(
-            top(&scorer.score(&[1.0f32, 2.0, 1.0, 2.0, 1.0, 1.0]).unwrap()),
+            top([1.0, 2.0, 1.0, 2.0, 1.0, 1.0]),
             [(1, 2.0), (3, 2.0), (0, 1.0)]
         );
-        assert_eq!(
-            top(&scorer.score(&[-0.0f32, 0.0, -0.0, 0.0, -0.0, 0.0]).unwrap())[0].0,
-            0
-        );
+        assert_eq!(top([-0.0, 0.0, -0.0, 0.0, -0.0, 0.0])[0].0, 0);
     }
 
     #[test]
     fn what_is_no_number_is_an_error_that_names_the_class() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let error = scorer(2, Activation::Softmax, 1)
-                .score(&[0.0, bad])
+            let error = scorer(2, Activation::Softmax)
+                .score(&[0.0, bad], &best(1))
                 .unwrap_err();
             assert_eq!(error.kind(), InferErrorKind::ModelFailed);
             assert!(error.to_string().contains("class 1 (label 1)"), "{error}");
@@ -273,9 +287,8 @@ mod tests {
 
     #[test]
     fn what_a_device_chose_is_checked() {
-        let scorer = scorer(3, Activation::Softmax, 2);
-        assert_eq!(scorer.best_on_device(), Some(2));
-        let chosen = scorer.chosen(&[0.75, 0.25], &[2, 0]).unwrap();
+        let scorer = scorer(3, Activation::Softmax);
+        let chosen = scorer.chosen([0.75, 0.25].iter().zip(&[2, 0])).unwrap();
         assert_eq!(top(&chosen), [(2, 0.75), (0, 0.25)]);
         assert_eq!(&*chosen.top[0].label, "label 2");
         for (scores, classes) in [
@@ -283,30 +296,23 @@ mod tests {
             ([0.5, 0.5], [0, 3]),
             ([0.5, 0.5], [-1, 0]),
         ] {
-            let error = scorer.chosen(&scores, &classes).unwrap_err();
+            let error = scorer.chosen(scores.iter().zip(&classes)).unwrap_err();
             assert_eq!(error.kind(), InferErrorKind::ModelFailed);
         }
     }
 
     #[test]
-    fn a_device_chooses_only_what_needs_no_other_logits() {
-        let mut logits = scorer(3, Activation::Softmax, 2);
-        logits.keep_logits = true;
-        let mut thresholds = scorer(3, Activation::Softmax, 2);
-        thresholds.thresholds = Some([0.5; 3].into());
-        for scorer in [logits, thresholds, scorer(3, Activation::Sigmoid, 2)] {
-            assert_eq!(scorer.best_on_device(), None);
-        }
-    }
-
-    #[test]
     fn logits_are_kept_on_request_and_half_floats_widened() {
-        let mut scorer = scorer(2, Activation::Softmax, 1);
-        assert_eq!(scorer.score(&[1.0f32, 2.0]).unwrap().logits, None);
-        scorer.keep_logits = true;
+        let mut scorer = scorer(2, Activation::Softmax);
+        let plain = scorer.score(&[1.0f32, 2.0], &best(1)).unwrap();
+        assert_eq!(plain.logits, None);
+        let wanted = Resolved {
+            logits: true,
+            ..best(1)
+        };
         let half = [f16::from_f32(0.1), f16::from_f32(-65504.0)];
         assert_eq!(
-            scorer.score(&half).unwrap().logits,
+            scorer.score(&half, &wanted).unwrap().logits,
             Some(half.map(f16::to_f32).to_vec())
         );
     }
@@ -316,13 +322,13 @@ mod tests {
         fn the_top_is_the_beginning_of_the_full_order(
             // Few distinct values, so that ties are common.
             logits in prop::collection::vec((-4i8..4).prop_map(f32::from), 1..40),
-            k in 1u32..50,
+            k in 1usize..50,
         ) {
-            let scores = scorer(logits.len(), Activation::None, k).score(&logits).unwrap();
+            let scores = scorer(logits.len(), Activation::None).score(&logits, &best(k)).unwrap();
             let mut order: Vec<u32> = (0..logits.len() as u32).collect();
             // A stable sort leaves equal logits in the order of their classes.
             order.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap());
-            order.truncate(k as usize);
+            order.truncate(k);
             let classes: Vec<u32> = scores.top.iter().map(|top| top.class).collect();
             prop_assert_eq!(classes, order);
         }

@@ -12,14 +12,16 @@ use sha2::{Digest, Sha256};
 
 use crate::backend::Backend;
 use crate::bound::{BoundBackend, RECORDING, Sessions};
+use crate::classifier::Classifier;
 use crate::device::GpuOptions;
 use crate::error::{is_device_lost, is_out_of_memory, reason};
+use crate::graph::Graph;
 use crate::host::HostBackend;
 use crate::metrics::gpu_name;
-use crate::model::{Inner, ModelOptions, VERSION_DIGITS};
 use crate::onnx_file::hex;
 use crate::signature::{Layout, OutputType};
-use crate::{Device, InferError, InferErrorKind, Runtime, affinity, ends};
+use crate::version::VERSION_DIGITS;
+use crate::{Device, InferError, InferErrorKind, ModelOptions, Runtime, affinity, ends};
 
 impl ModelOptions {
     /// Opens a session of next to nothing on each device, so that one that is not there, or that this
@@ -38,7 +40,7 @@ impl ModelOptions {
                 device.apply(builder()?, None)?;
                 // TensorRT would build an engine first.
                 let builder = device.without_engines().apply(builder()?, None)?;
-                let graph = ends::behind(OutputType::F32, None, None).map_err(failed)?;
+                let graph = ends::behind(Some(OutputType::F32), None, None).map_err(failed)?;
                 graph.into_session(&builder).map_err(failed)
             };
             drop(session()?);
@@ -64,27 +66,34 @@ impl Opened {
     }
 }
 
-impl Inner {
-    /// What runs batches of up to `max_batch` images as instance `number`, on the device whose turn
-    /// it is.
+impl Classifier {
+    /// What runs batches of up to `max_batch` images as instance `number`, on the device whose turn it is, in the session
+    /// `opened` if there is one.
     ///
     /// # Errors
     /// When a session cannot be opened.
     pub(crate) fn backend(
         self: &Arc<Self>,
+        opened: Option<Opened>,
         number: usize,
         max_batch: usize,
     ) -> Result<Box<dyn Backend>, InferError> {
-        let first = match number {
-            0 => self
-                .session
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-            _ => None,
-        };
-        let opened = first.map_or_else(|| self.open(number, None, true), Ok)?;
-        self.backend_of(opened, number, max_batch)
+        let opened = opened.map_or_else(|| self.open(number, None, true), Ok)?;
+        let model = Arc::clone(self);
+        Ok(match self.options.is_fused() {
+            true => {
+                let sessions = self.surrounded(opened, number)?;
+                let reopen = {
+                    let model = Arc::clone(self);
+                    move || model.surrounded(model.open(number, None, false)?, number)
+                };
+                let reopen = Box::new(reopen);
+                Box::new(BoundBackend::new(
+                    model, sessions, reopen, number, max_batch,
+                )?)
+            }
+            false => Box::new(HostBackend::new(model, opened.session)?),
+        })
     }
 
     /// A backend whose runs are looked at one by one, so that a GPU does not record them; they are
@@ -98,27 +107,7 @@ impl Inner {
         max_batch: usize,
         profile: Option<&Path>,
     ) -> Result<Box<dyn Backend>, InferError> {
-        if profile.is_none() && !self.options.devices.first().is_gpu() {
-            return self.backend(number, max_batch);
-        }
-        let opened = self.open(number, profile, false)?;
-        self.backend_of(opened, number, max_batch)
-    }
-
-    fn backend_of(
-        self: &Arc<Self>,
-        opened: Opened,
-        number: usize,
-        max_batch: usize,
-    ) -> Result<Box<dyn Backend>, InferError> {
-        let model = Arc::clone(self);
-        Ok(match self.options.is_fused() {
-            true => {
-                let sessions = self.surrounded(opened, number)?;
-                Box::new(BoundBackend::new(model, sessions, number, max_batch)?)
-            }
-            false => Box::new(HostBackend::new(model, opened.session, max_batch)?),
-        })
+        self.backend(Some(self.open(number, profile, false)?), number, max_batch)
     }
 
     /// A session of the model, as instance `number`; a GPU records what it does if `graphs` are wanted,
@@ -140,8 +129,8 @@ impl Inner {
                 false => None,
             };
             let _beside = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-            let (runtime, path, options) = (&self.runtime, &self.path, &self.options);
-            let work = || open_session(runtime, path, options, number, gpu.as_ref(), profile);
+            let (runtime, graph, options) = (&self.runtime, &self.graph, &self.options);
+            let work = || open_session(runtime, graph, options, number, gpu.as_ref(), profile);
             let session = patiently(&self.name, device, work)?;
             Ok::<_, InferError>(Opened { session, graphs })
         };
@@ -153,14 +142,6 @@ impl Inner {
             }
             opened => opened,
         }
-    }
-
-    /// All sessions of instance `number`, of which a GPU records none.
-    ///
-    /// # Errors
-    /// When one cannot be opened.
-    pub(crate) fn unrecorded_sessions(&self, number: usize) -> Result<Sessions, InferError> {
-        self.surrounded(self.open(number, None, false)?, number)
     }
 
     /// The model's session between those of the graphs that stand around it.
@@ -176,15 +157,15 @@ impl Inner {
             let builder = builder.map_err(|error| self.failed(&reason(&error)))?;
             let builder = device.apply(builder, gpu.as_ref())?;
             let session = graph.and_then(|graph| graph.into_session(&builder));
-            session.map_err(|error| refused(&self.path, device, &error))
+            session.map_err(|error| refused(self.graph.path(), device, &error))
         };
-        let embedding = self.embedding.as_ref();
+        let embedding = self.bound_embedding();
         Ok(Sessions {
             before: open(ends::before(&self.signature, &self.normalization))?,
             model: model.session,
             behind: open(ends::behind(
-                self.signature.output_type,
-                self.scorer().best_on_device(),
+                self.has_classes().then_some(self.signature.output_type),
+                self.best_on_device(),
                 embedding.map(|embedding| embedding.output_type),
             ))?,
             graphs: model.graphs,
@@ -252,30 +233,30 @@ impl Inner {
 }
 
 /// A session of which only the inputs and outputs are looked at.
-pub(crate) fn describe(runtime: &Runtime, path: &Path) -> Result<Session, InferError> {
+pub(crate) fn describe(runtime: &Runtime, graph: &Graph) -> Result<Session, InferError> {
     let open = || {
-        Session::builder(runtime.environment())?
+        let builder = Session::builder(runtime.environment())?
             .with_optimization_level(GraphOptimizationLevel::Disable)?
-            .with_intra_threads(1)?
-            .commit_from_file(path)
+            .with_intra_threads(1)?;
+        graph.commit(builder)
     };
-    open().map_err(|error| refused(path, Device::Cpu, &error))
+    open().map_err(|error| refused(graph.path(), Device::Cpu, &error))
 }
 
-/// A session of the model in the file `path`, as instance `number`.
+/// A session of the model, as instance `number`.
 pub(crate) fn open_session(
     runtime: &Runtime,
-    path: &Path,
+    graph: &Graph,
     options: &ModelOptions,
     number: usize,
     gpu: Option<&GpuOptions>,
     profile: Option<&Path>,
 ) -> Result<Session, InferError> {
     let device = options.devices.of(number);
-    let refused = |error: ort::Error| refused(path, device, &error);
+    let refused = |error: ort::Error| refused(graph.path(), device, &error);
     let builder = configure(runtime, options, number, profile).map_err(refused)?;
-    let mut builder = device.apply(builder, gpu)?;
-    builder.commit_from_file(path).map_err(refused)
+    let builder = device.apply(builder, gpu)?;
+    graph.commit(builder).map_err(refused)
 }
 
 fn configure(

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use trommel_types::Shape;
 
 use crate::tensor_info::{Dim, Element, TensorInfo};
+use crate::towers::IMAGE_OUTPUTS;
 use crate::{InferError, InferErrorKind};
 
 /// How a model takes images and gives classes: the one input, the one output, and their types.
@@ -16,6 +17,7 @@ pub(crate) struct Signature {
     pub(crate) layout: Layout,
     /// The batch that the model always runs, or nothing if it runs any.
     pub(crate) fixed_batch: Option<NonZeroUsize>,
+    /// Empty of a model without classes.
     pub(crate) output: String,
     pub(crate) output_type: OutputType,
 }
@@ -27,6 +29,8 @@ pub(crate) struct Embedding {
     pub(crate) output_type: OutputType,
     /// Values an image, if the model says so.
     width: Option<usize>,
+    /// Whether the output has a vector for each token, of which the first one describes the image.
+    pub(crate) has_tokens: bool,
 }
 
 /// The order of a batch's values in memory.
@@ -97,6 +101,51 @@ impl Embedding {
         })
     }
 
+    fn of(output: &TensorInfo, output_type: OutputType) -> Self {
+        let width = output.shape.last().and_then(Dim::fixed);
+        Self {
+            output: output.name.clone(),
+            output_type,
+            width: width.and_then(|width| width.try_into().ok()),
+            has_tokens: output.shape.len() == 3,
+        }
+    }
+
+    /// Finds the embeddings among the outputs of a model without classes: the one that is named, else the
+    /// one of a name that towers for images use, else the only one of two dimensions; else, of a model
+    /// with a class token, the only one of three.
+    ///
+    /// # Errors
+    /// As [`Embedding::find`].
+    pub(crate) fn find_alone(
+        outputs: &[TensorInfo],
+        named: Option<&str>,
+        has_class_token: bool,
+    ) -> Result<Self, InferError> {
+        let of = |output: &TensorInfo| Some(Self::of(output, OutputType::of(output)?));
+        let is_named = |name: &str| {
+            let mut outputs = outputs.iter();
+            outputs.find(|output| output.name == name && output.shape.len() == 2)
+        };
+        let tokens = |output: &&TensorInfo| output.shape.len() == 3 && has_class_token;
+        if let Some(named) = named {
+            let mut outputs = outputs.iter().filter(|output| output.name == named);
+            if let Some(found) = outputs.find(tokens).and_then(of) {
+                return Ok(found);
+            }
+        } else if let Some(found) = IMAGE_OUTPUTS.into_iter().find_map(is_named).and_then(of) {
+            return Ok(found);
+        } else if outputs.iter().all(|output| output.shape.len() != 2) {
+            let mut outputs = outputs.iter().filter(tokens);
+            if let (Some(output), None) = (outputs.next(), outputs.next())
+                && let Some(found) = of(output)
+            {
+                return Ok(found);
+            }
+        }
+        Self::find(outputs, "", named)
+    }
+
     /// Finds the embeddings among a model's outputs: the one that is named, or else the only one of
     /// two dimensions beside the classes.
     ///
@@ -117,12 +166,7 @@ impl Embedding {
         if let (Some(output), None) = (fitting.next(), fitting.next())
             && let Some(output_type) = OutputType::of(output)
         {
-            let width = output.shape[1].fixed();
-            return Ok(Self {
-                output: output.name.clone(),
-                output_type,
-                width: width.and_then(|width| width.try_into().ok()),
-            });
+            return Ok(Self::of(output, output_type));
         }
         let what = named.map_or_else(
             || "not exactly one output beside the classes is like that".to_owned(),
@@ -143,7 +187,7 @@ const EXPECTED: &str = "expected an image classifier, with one input of images, 
                         classes, f32 or f16[N, classes]";
 
 impl Signature {
-    /// Finds the images and the classes among a model's inputs and outputs.
+    /// Finds the images and the classes, if there are to be any, among a model's inputs and outputs.
     ///
     /// # Errors
     /// Says what was expected, what does not fit, and lists all inputs and outputs.
@@ -216,20 +260,27 @@ impl Signature {
             )));
         }
 
-        let output = Self::classes_output(outputs, classes).map_err(|why| no_classifier(&why))?;
-        let Some(output_type) = OutputType::of(output) else {
-            return Err(no_classifier(&format_args!(
-                "output {} is {}",
-                output.name, output.element
-            )));
+        let (output, output_type) = match classes {
+            0 => (String::new(), OutputType::F32),
+            _ => {
+                let output = Self::classes_output(outputs, classes);
+                let output = output.map_err(|why| no_classifier(&why))?;
+                let Some(output_type) = OutputType::of(output) else {
+                    return Err(no_classifier(&format_args!(
+                        "output {} is {}",
+                        output.name, output.element
+                    )));
+                };
+                if let Some(has) = output.shape[1].fixed().filter(|&has| has != classes as u64) {
+                    return Err(mismatch(&format_args!(
+                        "output {} has {has} classes, but the configuration beside the model names \
+                         {classes}",
+                        output.name
+                    )));
+                }
+                (output.name.clone(), output_type)
+            }
         };
-        if let Some(has) = output.shape[1].fixed().filter(|&has| has != classes as u64) {
-            return Err(mismatch(&format_args!(
-                "output {} has {has} classes, but the configuration beside the model names \
-                 {classes}",
-                output.name
-            )));
-        }
         let fixed_batch = match batch.fixed().map(usize::try_from) {
             None => None,
             Some(batch) => match batch.ok().and_then(NonZeroUsize::new) {
@@ -247,7 +298,7 @@ impl Signature {
             input_type,
             layout,
             fixed_batch,
-            output: output.name.clone(),
+            output,
             output_type,
         })
     }

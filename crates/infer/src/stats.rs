@@ -8,7 +8,8 @@ use serde::Serialize;
 pub struct EngineStats {
     /// Sessions side by side.
     pub instances: usize,
-    /// Images in a full batch: fewer than asked for where the device has no memory for so many.
+    /// Images in a full batch now: fewer than asked for where the device has no memory for so many, and
+    /// another number where it was learned.
     pub max_batch: usize,
     /// Batches that were formed and run.
     pub batches: u64,
@@ -28,6 +29,19 @@ pub struct EngineStats {
     pub gaps: Duration,
     /// Images as a share of the places in full batches, 0 to 1; 0 before the first batch.
     pub fill: f64,
+}
+
+impl EngineStats {
+    /// The same of a model that has another beside it: the sessions and times of both.
+    pub(crate) fn beside(self, other: &Self) -> Self {
+        Self {
+            instances: self.instances + other.instances,
+            compute: self.compute + other.compute,
+            idle: self.idle + other.idle,
+            gaps: self.gaps + other.gaps,
+            ..self
+        }
+    }
 }
 
 /// Sums that every instance adds to.

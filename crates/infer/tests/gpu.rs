@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{MODELS, assert_best, classify_all, folder, image, logits, open_with, options};
+use common::{MODELS, assert_best, best, classify_all, folder, image, logits, open_with, options};
 use trommel_infer::{Device, Devices, Engine, ModelOptions};
 
 /// Two instances warm up side by side and take batches of all sizes, so that recordings made by one
@@ -15,7 +15,6 @@ async fn every_size_of_batch_gives_the_scores_of_the_formula(devices: impl Into<
     let model = ModelOptions {
         devices: devices.into(),
         max_batch: 6,
-        top_k: 2.try_into().unwrap(),
         ..ModelOptions::default()
     };
     for (name, received, tolerance) in MODELS {
@@ -24,7 +23,7 @@ async fn every_size_of_batch_gives_the_scores_of_the_formula(devices: impl Into<
         let engine = Engine::start(opened, options(2, 6)).unwrap();
         for count in [1, 2, 3, 6, 4, 1, 50] {
             let images: Vec<_> = (0..count).map(image).collect();
-            let answers = classify_all(&engine, images.clone()).await;
+            let answers = classify_all(&engine, images.clone(), &best(2, false)).await;
             for (answer, image) in answers.iter().zip(&images) {
                 assert_best(answer, logits(image, received), 2, tolerance);
             }

@@ -1,4 +1,4 @@
-//! Opening models: what is accepted, what is refused, and what is told of them.
+//! Opening models: what is accepted, what is refused, and what is reported of them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,7 +7,9 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{NORMALIZATION, SHAPE, engine, folder, image, open, open_with, options, runtime};
+use common::{
+    NORMALIZATION, SHAPE, all, best, engine, folder, image, open, open_with, options, runtime,
+};
 use trommel_infer::{
     Activation, Device, Dim, Element, Engine, EngineOptions, InferErrorKind, Layout, Model,
     ModelOptions,
@@ -142,20 +144,52 @@ fn several_files_are_named_and_one_can_be_chosen() {
 async fn problem_type_makes_it_sigmoid() {
     let config = r#"{"num_classes": 3, "problem_type": "multi_label_classification"}"#;
     let dir = variant("nchw_f32", &[("config.json", config)]);
-    let model = open_with(
-        dir.path(),
-        &ModelOptions {
-            logits: true,
-            ..Default::default()
-        },
-    )
-    .unwrap();
+    let model = open_with(dir.path(), &ModelOptions::default()).unwrap();
     assert_eq!(model.inspect().activation, Activation::Sigmoid);
     let engine = Engine::start(model, options(1, 1)).unwrap();
-    let scores = engine.classify(image(0), Lane::Normal).await.unwrap();
+    let answer = engine
+        .classify(image(0), Lane::Normal, &best(1, true))
+        .await;
+    let scores = answer.unwrap();
     let best = scores.logits.unwrap().into_iter().fold(f32::MIN, f32::max);
     assert_eq!(scores.top.len(), 1);
     assert!((scores.top[0].score - 1.0 / (1.0 + (-best).exp())).abs() < 1e-6);
+}
+
+/// The score of the best class, and the largest value that the model gave.
+async fn best_score(model: &str) -> (f32, f32, Model) {
+    let model = open(model).unwrap();
+    let engine = Engine::start(model.clone(), options(1, 1)).unwrap();
+    let answer = engine.classify(image(0), Lane::Normal, &best(1, true));
+    let scores = answer.await.unwrap();
+    let raw = scores.logits.unwrap().into_iter().fold(f32::MIN, f32::max);
+    (scores.top[0].score, raw, model)
+}
+
+#[tokio::test]
+async fn a_graph_that_ends_in_scores_is_not_activated_again() {
+    for (name, operator) in [("softmax", "Softmax"), ("sigmoid", "Sigmoid")] {
+        let (score, raw, model) = best_score(name).await;
+        assert!((score - raw).abs() < 1e-6, "{name}: {score} of {raw}");
+        let info = model.inspect();
+        assert_eq!(info.activation, Activation::None);
+        let why = format!("the graph ends in {operator} (node last), so its output is scores");
+        assert_eq!(info.activation_from, why);
+        assert!(info.to_string().contains(&why));
+    }
+}
+
+/// The softmax of a single logit is 1 for every image.
+#[tokio::test]
+async fn a_model_of_one_logit_gives_a_yes_or_no() {
+    let (score, raw, model) = best_score("one_logit").await;
+    assert!(
+        (score - 1.0 / (1.0 + (-raw).exp())).abs() < 1e-6,
+        "{score} of {raw}"
+    );
+    let info = model.inspect();
+    assert_eq!(info.activation, Activation::Sigmoid);
+    assert_eq!(info.labels_from, "id2label in config.json");
 }
 
 #[test]
@@ -295,6 +329,14 @@ fn a_model_traced_for_one_image_fails_at_start_with_the_remedy() {
     Engine::start(open("traced_for_one").unwrap(), options(2, 1)).unwrap();
 }
 
+/// N8: an enormous batch took all memory of the machine before the first row.
+#[test]
+fn a_batch_that_the_machine_has_no_memory_for_is_refused_with_one_that_fits() {
+    let error = Engine::start(open("nchw_f32").unwrap(), options(1, 1 << 45)).unwrap_err();
+    assert_eq!(error.kind(), InferErrorKind::Settings);
+    assert!(error.to_string().contains("set max-batch"), "{error}");
+}
+
 #[test]
 fn classes_that_only_a_run_reveals_fail_at_start() {
     let error = Engine::start(open("hidden_classes").unwrap(), options(1, 2)).unwrap_err();
@@ -304,7 +346,7 @@ fn classes_that_only_a_run_reveals_fail_at_start() {
 #[tokio::test]
 async fn pixels_of_another_length_are_refused() {
     let error = engine("nchw_f32")
-        .classify(vec![0; SHAPE.len() - 1], Lane::Normal)
+        .classify(vec![0; SHAPE.len() - 1], Lane::Normal, &all())
         .await
         .unwrap_err();
     assert_eq!(error.kind(), InferErrorKind::Pixels);

@@ -25,6 +25,14 @@ fn a_named_library_is_loaded_or_refused_and_never_replaced() {
         assert!(message.contains("`make setup`"), "{message}");
     }
 
+    // N1: a library that lies in the current directory is not loaded; this one would not load.
+    let name = "libonnxruntime.so";
+    for planted in ["", "lib", ".tools/onnxruntime"] {
+        let planted = folder.path().join(planted);
+        fs::create_dir_all(&planted).unwrap();
+        fs::write(planted.join(name), "no library").unwrap();
+    }
+    std::env::set_current_dir(folder.path()).unwrap();
     let runtime = Runtime::load(None).unwrap_or_else(|error| panic!("{error}"));
     assert!(runtime.path().is_file());
     let again = Runtime::load(Some(runtime.path())).unwrap();

@@ -8,12 +8,12 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_preprocess::{Limits, Plan, Preparer, Reference};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let model = args.next().ok_or("usage: tensor MODEL_DIR FILE...")?;
-    let plan = Arc::new(Plan::load(Path::new(&model))?);
+    let plan = Arc::new(Plan::load(Path::new(&model), Reference::Auto)?);
     let mut preparer = Preparer::new(plan, Limits::default());
     let mut out = std::io::stdout().lock();
     for file in args {

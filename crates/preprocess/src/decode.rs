@@ -15,6 +15,8 @@ use crate::geometry::Window;
 use crate::jpeg::Wanted;
 use crate::kernel::turbo::Turbo;
 use crate::resize::Source;
+use crate::tiff_kinds::{self, Kind};
+use crate::tiff_tags::Tags;
 use crate::{Limits, PrepareError, bmp, gif, ink, jpeg, markers};
 
 /// Decodes images of any kind that is read, and keeps the pixels and their memory.
@@ -38,6 +40,9 @@ enum Format {
     Heif,
 }
 
+/// The last chunk of every PNG: its length, its name and its checksum.
+const PNG_END: &[u8] = b"\0\0\0\0IEND\xaeB`\x82";
+
 /// What a decoder may take for a header and its metadata.
 const HEADER_BYTES: u64 = 16 << 20;
 
@@ -52,7 +57,7 @@ impl Decoder {
         }
     }
 
-    /// Decodes to RGB and turns the image upright. The kind is told by content. Gives the size of
+    /// Decodes to RGB and turns the image upright. The kind is recognised by content. Gives the size of
     /// the image as stored, upright.
     ///
     /// `wanted` is asked what is looked at of an image of this upright `(width, height)`. Of a JPEG
@@ -153,10 +158,21 @@ impl Decoder {
         let failed = |error| failed(format, &error);
         match format {
             ImageFormat::Png => {
-                let mut header = ImageLimits::default();
-                header.max_alloc = Some(HEADER_BYTES);
-                let decoder = PngDecoder::with_limits(reader, header).map_err(failed)?;
-                self.run(decoder, format, limits)
+                let mut read = |bytes: &[u8]| {
+                    let mut header = ImageLimits::default();
+                    header.max_alloc = Some(HEADER_BYTES);
+                    let reader = Cursor::new(bytes);
+                    let decoder = PngDecoder::with_limits(reader, header).map_err(failed)?;
+                    self.run(decoder, format, limits)
+                };
+                let read_once = read(bytes);
+                match read_once {
+                    // All pixels may be there, with only the chunk behind them missing.
+                    Err(error) if error.kind() == ErrorKind::Truncated => {
+                        read(&[bytes, PNG_END].concat()).map_err(|_| error)
+                    }
+                    read_once => read_once,
+                }
             }
             ImageFormat::WebP => {
                 let decoder = WebPDecoder::new(reader).map_err(failed)?;
@@ -176,6 +192,17 @@ impl Decoder {
                 Ok(orientation)
             }
             ImageFormat::Tiff => {
+                let tags = Tags::read(bytes);
+                if let Some((tags, kind)) =
+                    tags.as_ref().and_then(|tags| Some((tags, Kind::of(tags)?)))
+                {
+                    return self.decode_tiff(bytes, tags, kind, limits);
+                }
+                // Its own words help nobody.
+                let failed = |error: ImageError| match (&error, &tags) {
+                    (ImageError::Unsupported(_), Some(tags)) => tiff_kinds::unsupported(tags),
+                    _ => failed(error),
+                };
                 let mut decoder = TiffDecoder::new(reader).map_err(failed)?;
                 if decoder.original_color_type() == ExtendedColorType::Cmyk8 {
                     let (width, height) = decoder.dimensions();
@@ -187,13 +214,44 @@ impl Decoder {
                     })?;
                     return Ok(orientation(&mut decoder));
                 }
-                self.run(decoder, format, limits)
+                let orientation = self.run(decoder, format, limits);
+                orientation.map_err(|error| match (error.kind(), &tags) {
+                    (ErrorKind::Unsupported, Some(tags)) => tiff_kinds::unsupported(tags),
+                    _ => error,
+                })
             }
             other => Err(PrepareError::new(
                 ErrorKind::UnknownFormat,
                 format!("{other:?} is not read; convert it to JPEG, PNG, WebP, GIF, BMP or TIFF"),
             )),
         }
+    }
+
+    /// A TIFF of a kind that `image` does not read as Pillow does.
+    fn decode_tiff(
+        &mut self,
+        bytes: &[u8],
+        tags: &Tags,
+        kind: Kind,
+        limits: &Limits,
+    ) -> Result<Orientation, PrepareError> {
+        let damaged = |error: tiff::TiffError| {
+            PrepareError::new(ErrorKind::Corrupt, format!("TIFF: {error}"))
+        };
+        let mut decoder = tiff::decoder::Decoder::new(Cursor::new(bytes)).map_err(damaged)?;
+        let (width, height) = decoder.dimensions().map_err(damaged)?;
+        limits.check_size(width, height)?;
+        let memory = memory(width, height) as usize;
+        let pixels = tiff_kinds::decode(bytes, tags, kind, (width, height), memory)?;
+        self.image = RgbImage::from_raw(width, height, pixels)
+            .expect("three bytes were written for every pixel");
+        let turned = decoder
+            .find_tag(tiff::tags::Tag::Orientation)
+            .ok()
+            .flatten();
+        let turned = turned.and_then(|value| value.into_u16().ok());
+        let turned = turned.and_then(|value| Orientation::from_exif(value.min(255) as u8));
+        Ok(turned.unwrap_or(Orientation::NoTransforms))
     }
 
     #[cfg(feature = "jxl")]
@@ -349,7 +407,7 @@ fn guess_format(bytes: &[u8]) -> Result<Format, PrepareError> {
     {
         return Ok(Format::Heif);
     }
-    let format = image::guess_format(bytes).map_err(|_| unknown(bytes))?;
+    let format = image::guess_format(bytes).map_err(|_| unknown())?;
     Ok(Format::Image(format))
 }
 
@@ -364,17 +422,20 @@ fn not_built(name: &str, feature: &str) -> PrepareError {
     )
 }
 
-fn unknown(bytes: &[u8]) -> PrepareError {
-    let start: Vec<_> = bytes
-        .iter()
-        .take(4)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+/// Says nothing about the bytes: they may be those of any file that the worker can read.
+fn unknown() -> PrepareError {
+    let mut formats = vec!["JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF"];
+    if cfg!(feature = "jxl") {
+        formats.push("JPEG XL");
+    }
+    if cfg!(feature = "heif") {
+        formats.push("HEIC and AVIF");
+    }
     PrepareError::new(
         ErrorKind::UnknownFormat,
         format!(
-            "not an image of a known kind (begins with {})",
-            start.join(" ")
+            "unknown format; the formats that are read are {}",
+            formats.join(", ")
         ),
     )
 }

@@ -8,7 +8,7 @@ use trommel_types::ErrorKind;
 pub enum ConfigError {
     /// No file that says how to prepare images.
     #[error(
-        "{dir} has no preprocessor_config.json, no pretrained_cfg in config.json and no [preprocess] in trommel.toml; export the model with its image processor, or write trommel.toml"
+        "{dir} has no preprocessor_config.json, no image_processor in processor_config.json, no pretrained_cfg in config.json and no [preprocess] in trommel.toml; export the model with its image processor, or write trommel.toml"
     )]
     Missing {
         /// The model directory.
@@ -30,6 +30,46 @@ pub enum ConfigError {
         path: PathBuf,
         /// What the parser said.
         reason: String,
+    },
+    /// A file asks for something that is not done here.
+    #[error(
+        "{path}: `{key}` is {found}, which is not followed: {why}; write what the processor does into [preprocess] of trommel.toml next to it (resize or shortest-edge, crop, resample, mean, std), and compare with `trommel model verify`"
+    )]
+    NotFollowed {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value, or `missing`.
+        found: String,
+        /// What is followed, or what is not.
+        why: String,
+    },
+    /// The family of a prompt's model is not known.
+    #[error(
+        "{path}: `prompt.family` is {found:?}, whose formula for the tokens of an image is not known here; known are {known}; set max-pixels instead of family and image-tokens"
+    )]
+    UnknownFamily {
+        /// The file.
+        path: PathBuf,
+        /// Its name.
+        found: String,
+        /// The names that are known.
+        known: String,
+    },
+    /// Fewer tokens for an image than its family ever makes.
+    #[error(
+        "{path}: `prompt.image-tokens` is {tokens}, but models of family {family} make at least {fewest} of any image; raise it"
+    )]
+    FewTokens {
+        /// The file.
+        path: PathBuf,
+        /// The number.
+        tokens: u32,
+        /// The family.
+        family: String,
+        /// The fewest.
+        fewest: u32,
     },
     /// A key has a value that cannot be used.
     #[error("{path}: `{key}` is {found}, expected {expected}")]

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Budget;
+
 /// A part of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Window {
@@ -65,6 +67,8 @@ pub enum Resize {
         /// Columns.
         width: u32,
     },
+    /// To what a server is to be sent of it.
+    Budget(Budget),
 }
 
 impl Resize {
@@ -87,6 +91,7 @@ impl Resize {
         };
         match self {
             Self::None => (width, height),
+            Self::Budget(budget) => budget.target(width, height),
             Self::Exact { height, width } => (width, height),
             Self::ShortestEdge(edge) if width <= height => (edge, longer(edge, height, width)),
             Self::ShortestEdge(edge) => (longer(edge, width, height), edge),

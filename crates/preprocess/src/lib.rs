@@ -13,7 +13,8 @@
 //! large images are resized by `fast_image_resize`, to one grey level (of noise and hard edges, 3
 //! values of 36 million were two levels off). Colour follows Pillow's
 //! `convert("RGB")`: alpha is dropped and not blended, a palette is looked up, 16-bit gray is
-//! clipped at 255 and 16-bit colour keeps its high byte, CMYK is multiplied out. The image is
+//! clipped at 255, as is gray of 32 bits and floating point, 16-bit colour keeps its high byte, CMYK
+//! is multiplied out, and what was multiplied by its alpha is divided by it. The image is
 //! turned upright by its EXIF or XMP orientation, as by Pillow's `exif_transpose`; of an animation
 //! the first frame counts. Of a JPEG only the region is decoded that the plans look at, with the
 //! pixels that it has in the whole image.
@@ -26,10 +27,12 @@
 //!
 //! A file that ends before its image does is an error. Of other damage, a JPEG's is decoded as far
 //! as libjpeg goes, as Pillow does; in the other formats it is an error, where Pillow may go on
-//! (after a wrong checksum in PNG, say).
+//! (after a wrong checksum in PNG, say). A PNG whose end chunk alone is missing is whole.
 //!
 //! Damage that only takes time is bounded too: a progressive JPEG of very many scans is refused, and of
 //! an animation no second frame is read. [`Mode::Fast`] trades exactness for speed.
+//!
+//! For a model that a server runs, a [`Budget`] says how large images are sent, and [`Encoding`] as what.
 //!
 //! Deliberately absent: normalisation, which happens next to the model (see [`Plan::normalization`]),
 //! and colour profiles, which the reference processors ignore too.
@@ -37,10 +40,10 @@
 //! ```no_run
 //! use std::path::Path;
 //! use std::sync::Arc;
-//! use trommel_preprocess::{Limits, Plan, Preparer};
+//! use trommel_preprocess::{Limits, Plan, Preparer, Reference};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let plan = Arc::new(Plan::load(Path::new("models/digits"))?);
+//! let plan = Arc::new(Plan::load(Path::new("models/digits"), Reference::Auto)?);
 //! let mut preparer = Preparer::new(plan, Limits::default());
 //! let tensor = preparer.prepare(&std::fs::read("seven.jpg")?)?;
 //! assert_eq!(tensor.pixels.len(), tensor.shape.len());
@@ -49,8 +52,10 @@
 //! ```
 
 mod bmp;
+mod budget;
 mod config;
 mod decode;
+mod encode;
 mod error;
 mod geometry;
 mod gif;
@@ -66,10 +71,16 @@ mod plan;
 mod preparer;
 mod resize;
 mod thumbnail;
+mod tiff_kinds;
+mod tiff_tags;
 
+pub use budget::{Budget, Family};
+pub use encode::Encoding;
 pub use error::{ConfigError, PrepareError};
 pub use geometry::{Crop, Resize, Rounding};
 pub use kernel::Arithmetic;
 pub use plan::{ChannelOrder, Plan, Resample};
-pub use preparer::{Limits, Mode, Prepared, Preparer};
+pub use preparer::{Limits, Prepared, Preparer};
+
 pub use thumbnail::thumbnail;
+pub use trommel_types::{Mode, Reference};

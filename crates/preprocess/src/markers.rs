@@ -64,7 +64,13 @@ fn header(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
 ///
 /// Looks at every byte: for files that have failed.
 pub(crate) fn ends_early(bytes: &[u8]) -> bool {
-    !segments(bytes).any(|segment| segment.code == END_OF_IMAGE)
+    // Damage may hide where segments begin, but not what the file ends with. Some writers fill up.
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |last| last + 1);
+    let is_whole = bytes[..end].ends_with(&[0xFF, END_OF_IMAGE]);
+    !is_whole && !segments(bytes).any(|segment| segment.code == END_OF_IMAGE)
 }
 
 /// What a start-of-frame segment says.
@@ -171,6 +177,15 @@ mod tests {
             b"trailing bytes"
         ])));
         assert!(ends_early(&file(&[FRAME, SCAN])));
+        // A segment that claims to be longer than the file hides the end from those who walk.
+        let damage = &[0xFF, 0xC4, 0xFF, 0xFF, 1];
+        assert!(!ends_early(&file(&[FRAME, SCAN, damage, &[0xFF, 0xD9]])));
+        assert!(!ends_early(&file(&[
+            FRAME,
+            SCAN,
+            damage,
+            &[0xFF, 0xD9, 0, 0]
+        ])));
         assert!(ends_early(&file(&[FRAME, SCAN, &[0xFF, 0xC4, 0, 9, 1]])));
         assert!(ends_early(&file(&[])));
         // An embedded thumbnail's end is not the file's.

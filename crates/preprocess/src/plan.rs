@@ -2,28 +2,36 @@ use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use trommel_types::{Normalization, Shape};
+use trommel_types::{ErrorKind, Normalization, Reference, Shape};
 
+use crate::budget::Budget;
 use crate::geometry::{Crop, Resize};
-use crate::{Arithmetic, ConfigError, config};
+use crate::{Arithmetic, ConfigError, Encoding, PrepareError, config};
 
 /// How images become the tensor of one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// Where this was read from: a processor's class, `timm`, or `trommel.toml`.
     pub family: String,
+    /// The name of the file in the model's directory that says so; empty for a plan of no file.
+    pub read_from: String,
     /// Scaling, first.
     pub resize: Resize,
     /// Filter of the scaling.
     pub resample: Resample,
     /// Whose arithmetic the scaling follows.
     pub arithmetic: Arithmetic,
+    /// Why it is this one, for people.
+    pub arithmetic_reason: String,
     /// Cutting, after scaling.
     pub crop: Option<Crop>,
     /// Order of the channels in the tensor.
     pub channel_order: ChannelOrder,
     /// What is done next to the model, in the order of the tensor's channels.
     pub normalization: Normalization,
+    /// What the pixels are written as: a file for a server, else the tensor itself.
+    #[serde(skip_serializing_if = "Encoding::is_raw")]
+    pub encoding: Encoding,
 }
 
 /// The filters of Pillow's `resize`, by its names.
@@ -60,23 +68,27 @@ impl Plan {
     pub fn plain(resize: Resize) -> Self {
         Self {
             family: "plain".to_owned(),
+            read_from: String::new(),
             resize,
             resample: Resample::Bilinear,
             arithmetic: Arithmetic::Pillow,
+            arithmetic_reason: "no processor says otherwise".to_owned(),
             crop: None,
             channel_order: ChannelOrder::Rgb,
             normalization: Normalization::default(),
+            encoding: Encoding::Raw,
         }
     }
 
-    /// Reads `preprocessor_config.json` (Transformers) or `config.json` (timm) of a model
-    /// directory, and lets `[preprocess]` of its `trommel.toml` override.
+    /// Reads `preprocessor_config.json` or `processor_config.json` (Transformers) or `config.json` (timm)
+    /// of a model directory, and lets `[preprocess]` of its `trommel.toml` override. The processor that
+    /// is followed is `reference`, or what the directory says where that is `Auto`.
     ///
     /// # Errors
     /// When there is no such file, or one holds something that cannot be followed exactly; the
     /// message names the file, the key, what was found and what was expected.
-    pub fn load(model_dir: &Path) -> Result<Self, ConfigError> {
-        config::load(model_dir)
+    pub fn load(model_dir: &Path, reference: Reference) -> Result<Self, ConfigError> {
+        config::load(model_dir, reference)
     }
 
     /// Shape of every tensor. `None` when the model takes images of any size as they are.
@@ -90,6 +102,22 @@ impl Plan {
             height,
             width,
             channels: 3,
+        })
+    }
+
+    /// Shape of every tensor, for models that take images of one size.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) with the remedy, when images end up in different sizes.
+    pub fn fixed_shape(&self) -> Result<Shape, PrepareError> {
+        self.shape().ok_or_else(|| {
+            PrepareError::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "images end up in different sizes ({self}), which do not fit into one batch; \
+                     set crop or resize in the section [preprocess] of the model's trommel.toml"
+                ),
+            )
         })
     }
 
@@ -119,9 +147,25 @@ impl fmt::Display for Plan {
             Resize::ShortestEdge(edge) => write!(f, "resize shorter side to {edge}")?,
             Resize::Cover { height, width } => write!(f, "resize to cover {width}×{height}")?,
             Resize::Fit { height, width } => write!(f, "resize to fit into {width}×{height}")?,
+            Resize::Budget(Budget {
+                family,
+                image_tokens,
+                max_pixels,
+            }) => match (family, image_tokens, max_pixels) {
+                (Some(family), Some(tokens), _) => {
+                    write!(f, "resize to at most {tokens} tokens of {family}")?;
+                }
+                (_, _, Some(pixels)) => write!(f, "resize to at most {pixels} pixels")?,
+                _ => write!(f, "no resize")?,
+            },
         }
         if self.resize != Resize::None {
-            write!(f, " ({:?}, as {:?})", self.resample, self.arithmetic)?;
+            write!(f, " ({:?})", self.resample)?;
+        }
+        match self.encoding {
+            Encoding::Raw => {}
+            Encoding::Jpeg(quality) => return write!(f, ", sent as JPEG of quality {quality}"),
+            Encoding::Png => return write!(f, ", sent as PNG"),
         }
         if let Some(crop) = self.crop {
             write!(f, ", centre crop {}×{}", crop.width, crop.height)?;
@@ -132,5 +176,26 @@ impl fmt::Display for Plan {
             ", {:?}, (x × {scale} − {mean:?}) ÷ {std:?}",
             self.channel_order
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// R14: only an engine noticed that a plan gives tensors of different sizes.
+    #[test]
+    fn a_plan_without_a_crop_is_refused_with_the_remedy() {
+        let exact = Resize::Exact {
+            height: 4,
+            width: 5,
+        };
+        let shape = Plan::plain(exact).fixed_shape().unwrap();
+        assert_eq!((shape.height, shape.width, shape.channels), (4, 5, 3));
+        for resize in [Resize::None, Resize::ShortestEdge(224)] {
+            let error = Plan::plain(resize).fixed_shape().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("trommel.toml"), "{error}");
+        }
     }
 }

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use trommel_types::{ErrorKind, ImageSize, Shape};
+use trommel_types::{ErrorKind, ImageSize, Mode, Shape};
 
 use crate::decode::Decoder;
 use crate::geometry::Window;
@@ -68,29 +67,33 @@ impl Limits {
         }
         Ok(())
     }
+
+    /// Checks what is made of an image that is scaled to a size.
+    fn check_scaled(&self, made: (u32, u32), target: (u32, u32)) -> Result<(), PrepareError> {
+        let side = made.0.max(made.1);
+        if u64::from(made.0) * u64::from(made.1) > self.max_pixels || side > self.max_side {
+            let (width, height) = target;
+            return Err(PrepareError::new(
+                ErrorKind::TooManyPixels,
+                format!(
+                    "by its shorter side it would be scaled to {width}×{height} pixels, more than preprocess.max-pixels = {} or max-side = {} allows; cut it into pieces",
+                    self.max_pixels, self.max_side
+                ),
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// One image as a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
-    /// `HWC u8`, not yet normalised.
+    /// `HWC u8`, not yet normalised; a file where the plan encodes them.
     pub pixels: Vec<u8>,
     /// Shape of `pixels`.
     pub shape: Shape,
     /// Size of the image as stored, upright.
     pub original: ImageSize,
-}
-
-/// How much a tensor may differ from the reference's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// Not at all, as far as the reference can be followed.
-    #[default]
-    Exact,
-    /// A JPEG is decoded to a half, a quarter or an eighth of its size where at least twice the
-    /// size that it is scaled to remains, as with Pillow's `draft`.
-    Fast,
 }
 
 /// Prepares one image after another and keeps its buffers between them. One for each thread.
@@ -123,6 +126,16 @@ impl Preparer {
     #[must_use]
     pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
+    }
+
+    /// Goes on in another mode.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
+    /// Goes on within other limits.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// Decodes and resizes.
@@ -199,8 +212,10 @@ impl Preparer {
             .original
             .ok_or_else(|| PrepareError::new(ErrorKind::Corrupt, "nothing was decoded"))?;
         let target = target(plan, original.width, original.height);
-        // A very long image would be scaled up without bound by its shorter side.
-        self.limits.check_size(target.0, target.1)?;
+        // A very long image would be scaled up without bound by its shorter side; what the crop
+        // leaves out is not made.
+        let made = self.scaler.makes(target, plan);
+        self.limits.check_scaled(made, target)?;
         let source = self.decoder.source();
         let needs = self.scaler.needs(source.size, target, plan);
         assert!(
@@ -208,6 +223,7 @@ impl Preparer {
             "the image was decoded for other plans"
         );
         let (pixels, shape) = self.scaler.run(&source, target, plan);
+        let pixels = plan.encoding.encode(pixels, shape)?;
         Ok(Prepared {
             pixels,
             shape,

@@ -2,8 +2,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 use image::RgbImage;
 use trommel_types::Shape;
 
@@ -75,6 +76,12 @@ impl Scaler {
             columns: reach(size.0, target.0, &kept.columns),
             rows: reach(size.1, target.1, &kept.rows),
         }
+    }
+
+    /// The size `(width, height)` of what is made of an image that is scaled to `target`.
+    pub(crate) fn makes(&self, target: (u32, u32), plan: &Plan) -> (u32, u32) {
+        let kept = self.kept(target, plan);
+        (kept.columns.len() as u32, kept.rows.len() as u32)
     }
 
     /// The tensor of an image that is scaled to `target`: `HWC u8`.
@@ -331,20 +338,21 @@ fn rows_first(size: (u32, u32), target: (u32, u32), arithmetic: Arithmetic) -> b
     arithmetic == Arithmetic::Pillow && height > 0 && height > 2 * width
 }
 
-/// Scales one axis by `fast_image_resize`.
+/// Scales one axis by `fast_image_resize`. The type of the pixels is named here: the call that finds
+/// it out compiles the code of all types, which takes minutes.
 fn fast(
     resizer: &mut Resizer,
     filter: Resample,
     (source, from): (&[u8], (u32, u32)),
     (target, to): (&mut [u8], (u32, u32)),
 ) {
-    let source = ImageRef::new(from.0, from.1, source, PixelType::U8x3)
+    let source = TypedImageRef::<U8x3>::from_buffer(from.0, from.1, source)
         .expect("a decoded image has three bytes a pixel");
-    let mut target = Image::from_slice_u8(to.0, to.1, target, PixelType::U8x3)
+    let mut target = TypedImage::<U8x3>::from_buffer(to.0, to.1, target)
         .expect("the buffer was sized for the target");
     resizer
-        .resize(&source, &mut target, &options(filter))
-        .expect("both images have the same pixel type and no crop box is set");
+        .resize_typed(&source, &mut target, &options(filter))
+        .expect("no crop box is set");
 }
 
 fn options(filter: Resample) -> ResizeOptions {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trommel_preprocess::{Limits, Mode, Plan, Preparer};
+use trommel_preprocess::{Limits, Mode, Plan, Preparer, Reference, Resize};
 use trommel_types::ErrorKind;
 
 fn fixtures() -> PathBuf {
@@ -19,7 +19,7 @@ fn fixtures() -> PathBuf {
 }
 
 fn preparer(limits: Limits) -> Preparer {
-    let plan = Plan::load(&fixtures().join("configs/clip")).unwrap();
+    let plan = Plan::load(&fixtures().join("configs/clip"), Reference::Auto).unwrap();
     Preparer::new(Arc::new(plan), limits)
 }
 
@@ -79,6 +79,19 @@ fn every_broken_file_has_the_kind_of_its_folder() {
         "unsupported",
     ];
     assert_eq!(kinds, expected);
+}
+
+/// R56: an error told the first four bytes of any file that the worker can read.
+#[test]
+fn an_unknown_format_is_refused_without_a_byte_of_its_content() {
+    let mut preparer = preparer(Limits::default());
+    let errors = [b"root:x:0:0:root".as_slice(), b"\x13\x37secret"].map(|content| {
+        let error = preparer.prepare(content).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnknownFormat);
+        error.to_string()
+    });
+    assert_eq!(errors[0], errors[1]);
+    assert!(errors[0].contains("JPEG, PNG"), "{}", errors[0]);
 }
 
 #[test]
@@ -166,18 +179,18 @@ fn limits_are_checked_before_decoding() {
 
 #[test]
 fn a_thin_image_is_not_scaled_up_without_bound() {
-    let mut preparer = preparer(Limits {
-        max_pixels: 20_000,
-        ..Limits::default()
-    });
+    let preparer = |max_pixels| {
+        let limits = Limits {
+            max_pixels,
+            ..Limits::default()
+        };
+        Preparer::new(Arc::new(Plan::plain(Resize::ShortestEdge(40))), limits)
+    };
     // 301 × 29 becomes 415 × 40, and within these limits no larger image may arise.
-    assert!(preparer.prepare(&image("wide.jpg")).is_ok());
-    let mut preparer = self::preparer(Limits {
-        max_pixels: 16_000,
-        ..Limits::default()
-    });
-    let error = preparer.prepare(&image("wide.jpg")).unwrap_err();
+    assert!(preparer(20_000).prepare(&image("wide.jpg")).is_ok());
+    let error = preparer(16_000).prepare(&image("wide.jpg")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooManyPixels);
+    assert!(error.to_string().contains("scaled to 415×40"), "{error}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trommel_preprocess::{Limits, Mode, Plan, Prepared, Preparer};
+use trommel_preprocess::{Limits, Mode, Plan, Prepared, Preparer, Reference};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -37,7 +37,8 @@ fn name(path: &Path) -> &str {
 /// nothing of one image may show in the next.
 fn preparers() -> BTreeMap<String, Preparer> {
     let load = |dir: &PathBuf| {
-        let plan = Plan::load(dir).unwrap_or_else(|error| panic!("{dir:?}: {error}"));
+        let plan =
+            Plan::load(dir, Reference::Auto).unwrap_or_else(|error| panic!("{dir:?}: {error}"));
         (
             name(dir).to_owned(),
             Preparer::new(Arc::new(plan), Limits::default()),
@@ -172,7 +173,7 @@ fn decode_and_resize_are_the_two_halves_of_prepare() {
 /// not large enough, is prepared exactly.
 #[test]
 fn fast_tensors_are_close_and_exact_where_nothing_is_saved() {
-    let plan = Arc::new(Plan::load(&fixtures().join("configs/vit")).unwrap());
+    let plan = Arc::new(Plan::load(&fixtures().join("configs/vit"), Reference::Auto).unwrap());
     let preparer = |mode| Preparer::new(Arc::clone(&plan), Limits::default()).with_mode(mode);
     let (mut exact, mut fast) = (preparer(Mode::Exact), preparer(Mode::Fast));
     for (file, is_smaller) in [

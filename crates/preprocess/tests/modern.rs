@@ -57,7 +57,7 @@ fn check(suffix: &str, allowed: impl Fn(&str) -> (u8, f64)) {
     }
 }
 
-/// Files that are cut or too large are told apart.
+/// Files that are cut or too large are distinguished.
 fn check_bad(name: &str) {
     let bytes = std::fs::read(fixtures().join(name)).unwrap();
     let half = preparer(Limits::default()).prepare(&bytes[..bytes.len() / 2]);

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
-use trommel_queue::{
-    Broker, BrokerConfig, ConsumerSpec, Disposition, Queue, QueueSpec, StreamName,
-};
+use trommel_queue::{Broker, BrokerConfig, ConsumerSpec, Disposition, Queue, QueueSpec, Stream};
 use trommel_types::Message;
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -42,7 +40,7 @@ async fn main() {
         ..ConsumerSpec::new("m-normal", subject.clone())
     };
     let spec = QueueSpec {
-        stream: StreamName::Tensors,
+        stream: Stream::Tensors,
         subject: Arc::new(move |_: &Load| subject.clone()),
         dead_subject: Arc::new(|_| unreachable!()),
         consumer: Some(consumer),

@@ -14,7 +14,7 @@ pub struct Delivery<T> {
     handle: Box<dyn Handle>,
 }
 
-/// What the queue is told once the work on a delivery has ended.
+/// How the work on a delivery has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disposition {
     /// The effect is durable. A word that is lost only costs a harmless repeat.
@@ -79,7 +79,7 @@ impl<T> Delivery<T> {
         self.handle.settle(disposition).await
     }
 
-    /// Starts the deadline anew.
+    /// Starts the deadline again.
     ///
     /// # Errors
     /// As [`Delivery::settle`].

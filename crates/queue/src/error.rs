@@ -22,8 +22,12 @@ pub enum QueueErrorKind {
     Unsupported,
     /// Settings and what is found on the broker do not go together.
     Misconfigured,
-    /// The message is larger than the broker takes.
+    /// No broker message can hold it: payload, headers or subject are too long.
     TooLarge,
+    /// The broker's permissions forbid a subject that is needed.
+    Forbidden,
+    /// The account or the server has no room left for JetStream. Publishes wait for room instead.
+    AccountLimit,
 }
 
 impl QueueError {

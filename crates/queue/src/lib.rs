@@ -3,13 +3,14 @@
 //! A [`Queue`] stores messages and hands each out as a [`Delivery`]; the consumer says by a
 //! [`Disposition`] what became of it. [`MemoryQueue`] is the queue inside one process. A [`Broker`]
 //! is the connection to a NATS server, and makes [`JetStreamQueue`]s on its streams by a
-//! [`QueueSpec`]; it also holds the records that jobs share ([`Kv`]: compare-and-set, watches) and
-//! tells events.
+//! [`QueueSpec`]; it also holds the records that jobs share ([`Kv`]: compare-and-set, scans, watches),
+//! sends events, and follows those of other programs ([`Feed`]).
 //!
 //! Guarantees, which `testsuite` states as tests and every implementation passes:
 //! - A publish returns once the message is stored, and waits while the queue is full.
 //! - A message is delivered until a delivery of it is settled as done or dead-lettered. A delivery
-//!   that is neither settled nor extended within `ack_wait` is repeated, its attempt one higher.
+//!   that is neither settled nor extended within `ack_wait` is repeated, its attempt one higher; no
+//!   delivery is extended for longer than `max_work`.
 //! - First deliveries come in the order of publishing. Repeats come before what has not been
 //!   delivered yet.
 //! - A second publish of an id within the deduplication window is dropped and says so.
@@ -19,11 +20,12 @@
 //! A message carries the trace of the span that published it, in headers as W3C trace context, and
 //! the time when it was stored: see [`Origin`].
 //!
-//! On a broker, besides:
+//! On a broker, in addition:
 //! - *Stored* means in the stream's file, as far as the server's `sync_interval` goes (two minutes
 //!   unless changed): a server that is killed loses nothing, a power cut may lose the newest.
 //! - While the broker is away, publishes, pulls and settles wait or repeat; none fails for it. At
 //!   start it must be there: [`Broker::connect`] says what is wrong and what to change.
+//! - What the server denies ends as an error that names the subject, whenever it happens.
 //! - What a dropped pull had asked for is kept for the next pull of the same queue object, and given
 //!   back after half of `ack_wait`, which does count as an attempt.
 //! - A server that is killed may forget the newest deliveries: a repeat may then carry the attempt
@@ -71,6 +73,7 @@ pub mod jetstream;
 mod memory;
 pub mod metrics;
 mod origin;
+mod room;
 #[cfg(feature = "testsuite")]
 pub mod test_server;
 #[cfg(feature = "testsuite")]
@@ -84,16 +87,21 @@ use trommel_types::Message;
 pub use delivery::{Delivery, Disposition, Handle, KeepAlive};
 pub use error::{QueueError, QueueErrorKind};
 pub use jetstream::{
-    Broker, BrokerConfig, ConsumerSpec, ConsumerStats, Feed, Held, JetStreamQueue, Kv, QueueSpec,
-    StreamName, subject_token,
+    Answered, Broker, BrokerConfig, ConsumerSpec, ConsumerStats, Copies, Entry, Feed, FeedReader,
+    Held, JetStreamQueue, Kv, LIVE_FRAME, LIVE_FRAME_TIME, LiveFrame, LiveReader, LiveSent,
+    QueueSpec, Request, Requests, live_stream, subject_token,
 };
 pub use memory::{MemoryQueue, MemoryQueueConfig};
 pub use origin::Origin;
+pub use trommel_types::Stream;
+
+/// Time after which a delivery is extended no more unless a queue's settings say otherwise.
+pub const MAX_WORK: Duration = Duration::from_secs(15 * 60);
 
 /// A bounded store of messages that are to be worked on.
 #[async_trait]
 pub trait Queue<T: Message>: Send + Sync {
-    /// Stores a message under an id that names it for ever; waits while the queue is full.
+    /// Stores a message under an id that names it for good; waits while the queue is full.
     ///
     /// Cancel-safe: a publish that is dropped has stored the message or has not. To find out,
     /// publish again with the same id.

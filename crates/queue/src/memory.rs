@@ -3,11 +3,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use trommel_types::Message;
 
 use crate::delivery::Handle;
+use crate::room::{Room, Units};
 use crate::{
     Delivery, Disposition, KeepAlive, Origin, Published, Queue, QueueError, QueueStats, metrics,
 };
@@ -17,8 +18,13 @@ use crate::{
 pub struct MemoryQueueConfig {
     /// Messages held at once, waiting and in flight; at least 1.
     pub capacity: usize,
+    /// About how many bytes they may take together; one message is held in any case.
+    pub max_bytes: u64,
     /// Time a delivery may stay unsettled before it is repeated.
     pub ack_wait: Duration,
+    /// Time from delivery after which a delivery is extended no more, however long it is kept alive:
+    /// work that hangs comes again elsewhere.
+    pub max_work: Duration,
     /// Ids remembered for deduplication, the most recent ones.
     pub dedupe_window: usize,
     /// The stage that publishes, as metrics name it.
@@ -29,7 +35,9 @@ impl Default for MemoryQueueConfig {
     fn default() -> Self {
         Self {
             capacity: 1024,
+            max_bytes: u64::MAX,
             ack_wait: Duration::from_secs(60),
+            max_work: crate::MAX_WORK,
             dedupe_window: 16_384,
             stage: "unknown",
         }
@@ -46,9 +54,8 @@ pub struct MemoryQueue<T> {
 struct Shared<T> {
     config: MemoryQueueConfig,
     state: Mutex<State<T>>,
-    /// One permit for each message that may be added.
-    room: Semaphore,
-    /// Told when a message becomes deliverable, or a deadline earlier.
+    room: Room,
+    /// Notified when a message becomes deliverable, or a deadline earlier.
     changed: Notify,
 }
 
@@ -68,6 +75,7 @@ struct State<T> {
 struct Entry<T> {
     sequence: u64,
     message: Arc<T>,
+    units: Units,
     origin: Origin,
     deliveries: u32,
 }
@@ -83,13 +91,22 @@ struct HandedOut<T> {
 struct InFlight<T> {
     entry: Entry<T>,
     deadline: Instant,
+    /// No extension from then on.
+    extended_until: Instant,
     kept_alive: u32,
+}
+
+impl<T> InFlight<T> {
+    /// Whether a guard keeps it from expiring.
+    fn is_kept(&self, now: Instant) -> bool {
+        self.kept_alive > 0 && now < self.extended_until
+    }
 }
 
 impl<T: Message> MemoryQueue<T> {
     /// An empty queue.
     pub fn new(config: MemoryQueueConfig) -> Self {
-        let room = Semaphore::new(config.capacity.max(1));
+        let room = Room::new(config.capacity, config.max_bytes);
         let state = State {
             next_sequence: 0,
             waiting: VecDeque::new(),
@@ -119,21 +136,20 @@ impl<T: Message> Queue<T> for MemoryQueue<T> {
         if self.shared.lock().ids.contains(id) {
             return Ok(Published::Duplicate);
         }
-        let room = match self.shared.room.try_acquire() {
-            Ok(room) => room,
-            Err(_) => {
+        let units = self.shared.room.units(message.approx_bytes());
+        let room = match self.shared.room.try_take(units) {
+            Some(room) => room,
+            None => {
                 let full = Instant::now();
-                let room = self.shared.room.acquire().await;
+                let room = self.shared.room.take(units).await;
                 metrics::waited_for_room(self.shared.config.stage, full.elapsed());
-                room.expect("the semaphore is never closed")
+                room
             }
         };
-        let published = self
-            .shared
-            .lock()
-            .add(id, message, self.shared.config.dedupe_window);
+        let window = self.shared.config.dedupe_window;
+        let published = self.shared.lock().add(id, message, units, window);
         if published == Published::Stored {
-            room.forget(); // given back when the message is settled for good
+            room.keep(); // given back when the message is settled for good
             self.shared.changed.notify_one();
         }
         Ok(published)
@@ -148,11 +164,11 @@ impl<T: Message> Queue<T> for MemoryQueue<T> {
             let (entries, more, next_event) = {
                 let mut state = self.shared.lock();
                 state.revive(now, self.shared.config.ack_wait);
-                let entries = state.deliver(limit, now + self.shared.config.ack_wait);
+                let entries = state.deliver(limit, now, &self.shared.config);
                 (entries, !state.waiting.is_empty(), state.next_event())
             };
             if more {
-                self.shared.changed.notify_one(); // one word of change may stand for many
+                self.shared.changed.notify_one(); // one notice may stand for many changes
             }
             if !entries.is_empty() {
                 return Ok(entries
@@ -209,7 +225,7 @@ impl<T> Shared<T> {
 }
 
 impl<T> State<T> {
-    fn add(&mut self, id: &str, message: T, dedupe_window: usize) -> Published {
+    fn add(&mut self, id: &str, message: T, units: Units, dedupe_window: usize) -> Published {
         let id: Arc<str> = id.into();
         if !self.ids.insert(Arc::clone(&id)) {
             return Published::Duplicate;
@@ -225,6 +241,7 @@ impl<T> State<T> {
         self.waiting.push_back(Entry {
             sequence,
             message: Arc::new(message),
+            units,
             origin: Origin::here(),
             deliveries: 0,
         });
@@ -248,7 +265,7 @@ impl<T> State<T> {
             let Some(mut expired) = self.in_flight.remove(&sequence) else {
                 continue;
             };
-            if expired.kept_alive > 0 {
+            if expired.is_kept(now) {
                 expired.deadline = now + ack_wait;
                 self.deadlines.insert((expired.deadline, sequence));
                 self.in_flight.insert(sequence, expired);
@@ -262,7 +279,13 @@ impl<T> State<T> {
         }
     }
 
-    fn deliver(&mut self, limit: usize, deadline: Instant) -> Vec<HandedOut<T>> {
+    fn deliver(
+        &mut self,
+        limit: usize,
+        now: Instant,
+        config: &MemoryQueueConfig,
+    ) -> Vec<HandedOut<T>> {
+        let deadline = now + config.ack_wait;
         let count = limit.min(self.waiting.len());
         let mut delivered = Vec::with_capacity(count);
         for mut entry in self.waiting.drain(..count) {
@@ -280,6 +303,7 @@ impl<T> State<T> {
                 InFlight {
                     entry,
                     deadline,
+                    extended_until: now + config.max_work,
                     kept_alive: 0,
                 },
             );
@@ -304,7 +328,7 @@ impl<T> State<T> {
         self.in_flight
             .get_mut(&sequence)
             .filter(|found| found.entry.deliveries == attempt)
-            .filter(|found| found.deadline > now || found.kept_alive > 0)
+            .filter(|found| found.deadline > now || found.is_kept(now))
             .ok_or_else(|| QueueError::expired(attempt))
     }
 
@@ -332,10 +356,10 @@ impl<T: Message> Handle for MemoryHandle<T> {
         if let Some(settled) = state.in_flight.remove(&self.sequence) {
             state.deadlines.remove(&(settled.deadline, self.sequence));
             match disposition {
-                Disposition::Done => self.shared.room.add_permits(1),
+                Disposition::Done => self.shared.room.give_back(settled.entry.units),
                 Disposition::DeadLetter { .. } => {
                     state.dead_letters += 1;
-                    self.shared.room.add_permits(1);
+                    self.shared.room.give_back(settled.entry.units);
                 }
                 Disposition::Retry { after } => {
                     state
@@ -351,7 +375,10 @@ impl<T: Message> Handle for MemoryHandle<T> {
     async fn extend(&self) -> Result<(), QueueError> {
         let now = Instant::now();
         let mut state = self.shared.lock();
-        state.valid(self.sequence, self.attempt, now)?;
+        let found = state.valid(self.sequence, self.attempt, now)?;
+        if now >= found.extended_until {
+            return Err(QueueError::expired(self.attempt));
+        }
         state.set_deadline(self.sequence, now + self.shared.config.ack_wait);
         Ok(())
     }

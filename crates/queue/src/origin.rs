@@ -35,6 +35,11 @@ impl Origin {
         &self.trace
     }
 
+    /// When the message was stored, by this machine's clock or the broker's.
+    pub fn stored(&self) -> Option<SystemTime> {
+        self.stored
+    }
+
     /// How long the message has been stored, by this machine's clock and, from a broker, the
     /// broker's: clocks that differ show here.
     pub fn waited(&self) -> Option<Duration> {

@@ -32,12 +32,16 @@ impl Message for Note {}
 /// Makes queues of one implementation.
 #[async_trait]
 pub trait Fixture: Sync {
-    /// An empty queue that holds `capacity` messages and whose ack deadline is [`ACK_WAIT`].
+    /// An empty queue that holds `capacity` messages, whose ack deadline is [`ACK_WAIT`] and whose
+    /// longest work is [`MAX_WORK`].
     async fn queue(&self, capacity: usize) -> Arc<dyn Queue<Note>>;
 }
 
 /// The ack deadline of every queue under test.
 pub const ACK_WAIT: Duration = Duration::from_millis(400);
+
+/// The longest work of every queue under test.
+pub const MAX_WORK: Duration = Duration::from_millis(1600);
 
 /// Longer than anything here may take on a healthy queue.
 const LONG: Duration = Duration::from_secs(20);
@@ -60,6 +64,7 @@ pub async fn all(fixture: &impl Fixture) {
     a_waiting_pull_is_woken(fixture).await;
     an_extension_starts_the_deadline_anew(fixture).await;
     a_guard_keeps_a_delivery_alive(fixture).await;
+    work_that_hangs_is_kept_alive_no_longer_than_the_longest_work(fixture).await;
     each_message_goes_to_one_consumer(fixture).await;
     nothing_is_lost_and_nothing_made_up(fixture).await;
 }
@@ -147,7 +152,7 @@ async fn a_late_word_has_no_effect(fixture: &impl Fixture) {
     assert_eq!(
         queue.stats().await.unwrap().in_flight,
         1,
-        "the repeat is still in hand"
+        "the repeat is still in flight"
     );
     repeated.settle(Disposition::Done).await.unwrap();
 }
@@ -327,6 +332,26 @@ async fn a_guard_keeps_a_delivery_alive(fixture: &impl Fixture) {
         "without the guard the deadline runs again"
     );
     assert!(delivery.settle(Disposition::Done).await.is_err());
+}
+
+/// R20: a guard that is never dropped does not keep its message from everyone else.
+async fn work_that_hangs_is_kept_alive_no_longer_than_the_longest_work(fixture: &impl Fixture) {
+    let queue = fixture.queue(10).await;
+    publish(&queue, 1).await;
+    let hung = pull_one(&queue).await;
+    let _guard = hung.keep_alive();
+    let start = Instant::now();
+    let repeated = pull_one(&queue).await;
+    assert_eq!(repeated.attempt(), 2);
+    assert!(
+        start.elapsed() >= MAX_WORK.mul_f64(0.9),
+        "came back after {:?}",
+        start.elapsed()
+    );
+    let error = hung.extend().await.unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::Expired);
+    assert!(hung.settle(Disposition::Done).await.is_err());
+    repeated.settle(Disposition::Done).await.unwrap();
 }
 
 async fn each_message_goes_to_one_consumer(fixture: &impl Fixture) {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use trommel_queue::test_server::NatsServer;
-use trommel_queue::testsuite::{self, ACK_WAIT, Fixture, Note};
-use trommel_queue::{Broker, BrokerConfig, ConsumerSpec, Queue, QueueSpec, StreamName};
+use trommel_queue::testsuite::{self, ACK_WAIT, Fixture, MAX_WORK, Note};
+use trommel_queue::{Broker, BrokerConfig, ConsumerSpec, Queue, QueueSpec, Stream};
 
 /// Makes queues that each have streams of their own.
 struct JetStream {
@@ -28,21 +28,23 @@ impl Fixture for JetStream {
             // The server sets aside what a stream may hold, and there are many of them here.
             tensors_max_bytes: 1 << 20,
             results_max_bytes: 1 << 20,
+            dead_max_bytes: 1 << 20,
             ..BrokerConfig::default()
         };
         let broker = Broker::connect(&config, "contract").await.unwrap();
         broker.ensure_streams().await.unwrap();
-        let subject = broker.subject("tasks.normal");
+        let subject = broker.subject("tasks.normal.contract");
         let dead_subject = broker.subject("dead.test.contract");
         let consumer = ConsumerSpec {
             ack_wait: ACK_WAIT,
+            max_work: MAX_WORK,
             max_ack_pending: NonZeroU32::new(1000).unwrap(),
-            // The last word of a test is to be in its counts.
+            // The last ack of a test is to be in its counts.
             confirm_acks: true,
             ..ConsumerSpec::new("normal", subject.clone())
         };
         let spec = QueueSpec {
-            stream: StreamName::Tasks,
+            stream: Stream::Tasks,
             subject: Arc::new(move |_| subject.clone()),
             dead_subject: Arc::new(move |_| dead_subject.clone()),
             consumer: Some(consumer),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use trommel_queue::testsuite::{self, ACK_WAIT, Fixture, Note};
+use trommel_queue::testsuite::{self, ACK_WAIT, Fixture, MAX_WORK, Note};
 use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
 
 struct Memory;
@@ -14,6 +14,7 @@ impl Fixture for Memory {
         let config = MemoryQueueConfig {
             capacity,
             ack_wait: ACK_WAIT,
+            max_work: MAX_WORK,
             dedupe_window: 10_000,
             ..MemoryQueueConfig::default()
         };

@@ -20,12 +20,12 @@ fn runtime() -> &'static Runtime {
 }
 
 /// Waits for a request on a thread that may block.
-pub(crate) fn wait<T>(request: impl Future<Output = T>) -> T {
+pub fn wait<T>(request: impl Future<Output = T>) -> T {
     runtime().handle().block_on(request)
 }
 
 /// Runs a request on the threads of this module, whatever thread the caller is on.
-pub(crate) async fn run<T: Send + 'static>(
+pub async fn run<T: Send + 'static>(
     request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
 ) -> Result<T, StorageError> {
     let answer = runtime().spawn(request).await;
@@ -33,15 +33,15 @@ pub(crate) async fn run<T: Send + 'static>(
 }
 
 /// Starts work that nobody waits for.
-pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+pub fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     runtime().spawn(work);
 }
 
 /// A request under way.
-pub(crate) struct Pending<T>(tokio::task::JoinHandle<Result<T, StorageError>>);
+pub struct Pending<T>(tokio::task::JoinHandle<Result<T, StorageError>>);
 
 /// Starts a request; it goes on while its caller does something else.
-pub(crate) fn start<T: Send + 'static>(
+pub fn start<T: Send + 'static>(
     request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
 ) -> Pending<T> {
     Pending(runtime().spawn(request))
@@ -49,7 +49,7 @@ pub(crate) fn start<T: Send + 'static>(
 
 impl<T> Pending<T> {
     /// Waits for its end, on a thread that may block.
-    pub(crate) fn wait(self) -> Result<T, StorageError> {
+    pub fn wait(self) -> Result<T, StorageError> {
         wait(self.0).unwrap_or_else(|_| Err(unanswered()))
     }
 }

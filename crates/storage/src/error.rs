@@ -1,6 +1,7 @@
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -24,6 +25,10 @@ pub enum StorageErrorKind {
     PermissionDenied,
     /// The object is there but reading it failed; another attempt may succeed.
     Unreadable,
+    /// Reading took longer than it may; another attempt may succeed.
+    TimedOut,
+    /// The object is not the version that was listed.
+    Changed,
     /// The object is nothing that can be read as an image, such as a pipe or a folder.
     NotAFile,
     /// The object holds no bytes.
@@ -34,7 +39,7 @@ pub enum StorageErrorKind {
     InvalidSource,
     /// What the user named as destination cannot be one.
     InvalidDestination,
-    /// Results that are none of Trommel's, or finished ones, stand in the way.
+    /// Results that are not Trommel's, or finished ones, stand in the way.
     OutputExists,
     /// The destination holds rows of another job.
     OutputOfAnotherJob,
@@ -55,7 +60,8 @@ pub enum StorageErrorKind {
 }
 
 impl StorageError {
-    pub(crate) fn new(kind: StorageErrorKind, message: impl Into<String>) -> Self {
+    /// An error in these words.
+    pub fn new(kind: StorageErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
@@ -63,25 +69,29 @@ impl StorageError {
         }
     }
 
-    /// Another process has changed `what` first: for implementations of
-    /// [`Claims`](crate::Claims).
+    /// Another process has changed `what` first.
     pub fn lost_race(what: impl Display) -> Self {
         let message = format!("{what} was changed by another process meanwhile");
         Self::new(StorageErrorKind::LostRace, message)
     }
 
-    /// What a [`Claims`](crate::Claims) stands on cannot be reached for the moment.
+    /// Access that was refused, with the reason.
+    pub fn denied(message: impl Into<String>) -> Self {
+        Self::new(StorageErrorKind::PermissionDenied, message.into())
+    }
+
+    /// What is needed cannot be reached for the moment.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StorageErrorKind::Unreadable, message)
     }
 
     /// What the user named as source cannot be one.
-    pub(crate) fn invalid_source(message: impl Into<String>) -> Self {
+    pub fn invalid_source(message: impl Into<String>) -> Self {
         Self::new(StorageErrorKind::InvalidSource, message)
     }
 
     /// What the user named as source cannot be opened.
-    pub(crate) fn source(path: &Path, error: io::Error) -> Self {
+    pub fn source(path: &Path, error: io::Error) -> Self {
         let (kind, remedy) = match error.kind() {
             io::ErrorKind::NotFound => (
                 StorageErrorKind::NotFound,
@@ -118,15 +128,30 @@ impl StorageError {
         }
     }
 
+    /// An object that was not read within `limit`.
+    pub fn timed_out(what: impl Display, limit: Duration) -> Self {
+        let message = format!(
+            "{what} was not read within {} seconds (preprocess.fetch-timeout)",
+            limit.as_secs_f64()
+        );
+        Self::new(StorageErrorKind::TimedOut, message)
+    }
+
+    /// An object that is another than when it was listed.
+    pub fn changed(what: impl Display) -> Self {
+        let message = format!("{what} was changed since it was listed; submit a new job for it");
+        Self::new(StorageErrorKind::Changed, message)
+    }
+
     /// An object of `size` bytes where `limit` are allowed.
-    pub(crate) fn too_large(what: impl Display, size: u64, limit: u64) -> Self {
+    pub fn too_large(what: impl Display, size: u64, limit: u64) -> Self {
         let message =
             format!("{what} holds {size} bytes, more than preprocess.max-bytes = {limit} allows");
         Self::new(StorageErrorKind::TooLarge, message)
     }
 
     /// A failure to write to `path`.
-    pub(crate) fn write(path: &Path, error: io::Error) -> Self {
+    pub fn write(path: &Path, error: io::Error) -> Self {
         let path = path.display();
         let (kind, message) = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
@@ -162,7 +187,7 @@ impl StorageError {
     }
 
     /// A damaged file of Trommel's.
-    pub(crate) fn corrupt(path: &Path, reason: impl Display) -> Self {
+    pub fn corrupt(path: &Path, reason: impl Display) -> Self {
         Self::new(
             StorageErrorKind::Corrupt,
             format!(

@@ -1,48 +1,29 @@
-//! Where images come from and where rows go: folders, S3, manifests and archives; Parquet, JSON
-//! Lines, CSV.
+//! Object stores: requests to S3 and to the web, local copies of prefixes, uris, and the errors that sources and
+//! sinks share.
 //!
-//! A [`Source`] lists images as [`Found`]s, in the same order every time, and fetches the bytes of
-//! each. A [`Destination`] says where rows go; a [`PartSink`] commits them there in parts. A
-//! [`SourceCheck`] compares a listing with what is committed. [`read_rows`] reads results back.
+//! An [`ObjectStore`] lists, reads and writes objects, in a folder ([`LocalStore`](local::LocalStore))
+//! or in a bucket ([`S3Store`](s3::S3Store)). A [`Mirror`] keeps a prefix as a folder. A
+//! [`StorageError`] names the object and the remedy.
 //!
-//! Guarantees. A part appears whole or not at all, is durable before [`PartSink::commit`] returns,
-//! and is its own commit record: a sink that starts again knows from the parts alone which indices
-//! are committed. No index is committed twice. Listing holds the names of one folder a level, never
-//! of a whole tree, and a listing that is cut short ends in an error.
+//! Guarantees. An object is written whole or not at all, and is durable once a write returns.
 //!
-//! Deliberately absent: retries and queues, which are the worker's, and any knowledge of what the
-//! images show.
-//!
-//! ```no_run
-//! use futures::StreamExt;
-//! use trommel_storage::{SourceOptions, fetcher, open_source};
-//!
-//! # async fn example() -> Result<(), trommel_storage::StorageError> {
-//! let source = open_source(&["photos".to_owned()], &SourceOptions::default())?;
-//! let mut listing = source.list();
-//! while let Some(found) = listing.next().await {
-//!     println!("{}", found?.uri);
-//! }
-//! # Ok(())
-//! # }
-//! ```
+//! Deliberately absent: what the objects hold, which is known to the crates `source` and `sink`.
 
-mod background;
+pub mod background;
 mod error;
+pub mod http;
+pub mod local;
 mod mirror;
-mod s3;
-mod sink;
-mod source;
+mod rule;
+pub mod s3;
+mod store;
 #[cfg(feature = "testsuite")]
 pub mod testsuite;
-mod uri;
+pub mod uri;
 
+pub use self::http::HttpConfig;
 pub use error::{StorageError, StorageErrorKind};
 pub use mirror::Mirror;
+pub use rule::PlaceRule;
 pub use s3::S3Config;
-pub use sink::{
-    BucketDestination, BucketSink, Claim, Claims, Committed, Destination, Existing, FailureSummary,
-    Format, JobRecord, JsonLines, Opened, Output, PartSink, PartSummary, PostgresConfig, ResultRow,
-    ResultSink, Reuse, Runs, SourceCheck, Summary, TableDestination, TableSink, read_rows,
-};
-pub use source::{Found, Source, SourceOptions, fetcher, open_source};
+pub use store::{Get, ObjectStore};

@@ -127,7 +127,8 @@ impl Mirror {
             let mut start = 0;
             while start < object.size {
                 let length = PIECE.min(object.size - start);
-                let piece = self.s3.get(&place, Some((start, length)), length);
+                let (range, etag) = (Some((start, length)), object.etag.as_deref());
+                let piece = self.s3.get_version(&place, range, etag, length);
                 out.write_all(&background::wait(piece).map_err(io::Error::other)?)?;
                 start += length;
             }

@@ -11,19 +11,24 @@ const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'#').add(b'?');
 
 /// The uri of a path, as it appears in rows: the path itself where that is text that no uri could
 /// be mistaken for, else an absolute `file://` URL.
-pub(crate) fn of_path(path: &Path) -> String {
+pub fn of_path(path: &Path) -> String {
     match path.to_str() {
         Some(text) if !text.starts_with(SCHEME) && remote_scheme(text).is_none() => text.to_owned(),
         _ => {
             // Fails only for an empty path, or without a current folder.
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-            format!("{SCHEME}{}", encoded(absolute.as_os_str().as_bytes()))
+            file_url(&absolute)
         }
     }
 }
 
+/// The `file://` URL of an absolute path, whatever it is made of.
+pub fn file_url(path: &Path) -> String {
+    format!("{SCHEME}{}", encoded(path.as_os_str().as_bytes()))
+}
+
 /// The path of a uri.
-pub(crate) fn to_path(uri: &str) -> PathBuf {
+pub fn to_path(uri: &str) -> PathBuf {
     let Some(encoded) = uri.strip_prefix(SCHEME) else {
         return PathBuf::from(uri);
     };
@@ -35,7 +40,7 @@ pub(crate) fn to_path(uri: &str) -> PathBuf {
 }
 
 /// Bytes as text, percent-encoded where they are not UTF-8.
-pub(crate) fn of_bytes(bytes: &[u8]) -> String {
+pub fn of_bytes(bytes: &[u8]) -> String {
     match str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => encoded(bytes),
@@ -47,7 +52,7 @@ fn encoded(bytes: &[u8]) -> String {
 }
 
 /// The scheme of a uri that no local path has, such as `s3`.
-pub(crate) fn remote_scheme(uri: &str) -> Option<&str> {
+pub fn remote_scheme(uri: &str) -> Option<&str> {
     let (scheme, _) = uri.split_once("://")?;
     let is_scheme = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
     (is_scheme && scheme != "file").then_some(scheme)

@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ErrorKind, ImageRef};
+use crate::image_ref::cut_text;
+use crate::{ErrorKind, ImageRef, Scalar};
 
 /// What became of one image under one model: the message from infer (or, for an image that could
 /// not be prepared, from preprocess) to the sink, and the content of one result row.
@@ -28,6 +29,47 @@ pub struct Classification {
     pub finished_at: i64,
 }
 
+impl Classification {
+    /// The failed row of an image whose row no message can hold. A failure keeps its kind.
+    pub fn cut(&self, reason: &str) -> Self {
+        let failure = match &self.outcome {
+            Outcome::Failed(failure) => Failure {
+                kind: failure.kind,
+                error: cut_text(&failure.error),
+            },
+            Outcome::Ok(_) => Failure {
+                kind: ErrorKind::TooLarge,
+                error: cut_text(reason),
+            },
+        };
+        Self {
+            image: self.image.cut(),
+            outcome: Outcome::Failed(failure),
+            ..self.clone()
+        }
+    }
+
+    /// About how many bytes the row takes, by its text and its vectors.
+    pub fn approx_bytes(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let floats =
+            |values: &Option<Vec<f32>>| values.as_ref().map_or(0, |values| 4 * values.len());
+        let columns = self.image.columns.iter().map(|value| match value {
+            Scalar::String(text) => text.len(),
+            _ => 8,
+        });
+        let outcome = match &self.outcome {
+            Outcome::Ok(scores) => {
+                let top = scores.top.iter().map(|top| top.label.len() + 8);
+                top.sum::<usize>() + floats(&scores.logits) + floats(&scores.embedding)
+            }
+            Outcome::Failed(failure) => failure.error.len(),
+        };
+        // Ids, numbers and times.
+        128 + self.image.uri.len() + text(&self.image.etag) + columns.sum::<usize>() + outcome
+    }
+}
+
 /// Width and height in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageSize {
@@ -50,7 +92,7 @@ pub enum Outcome {
 /// A model's answer for one image.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
-    /// The best classes, highest score first; never empty.
+    /// The best classes, highest score first; none of a model without classes.
     pub top: Vec<TopLabel>,
     /// The model's raw output, one value a class, if asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,23 +1,25 @@
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Lane, Scalar};
+use crate::{FrameRate, Lane, Scalar};
 
 /// One image of a job: the message from ingest to preprocess.
 ///
-/// `(job, index)` names the image for ever. Indices are dense, `0..N` in listing order.
+/// `(job, index)` names the image forever. Indices are dense, `0..N` in listing order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ImageRef {
     /// The job this image belongs to.
     pub job: Arc<str>,
-    /// Place in the source's listing, from 0.
+    /// Place in the source's listing, from 0; below 2⁶³, as rows hold signed integers.
+    #[serde(deserialize_with = "signed")]
     pub index: u64,
     /// How urgent the job is.
     #[serde(default, skip_serializing_if = "Lane::is_normal")]
     pub lane: Lane,
     /// Where the image is, as it appears in its row. A path that is not UTF-8 is written as a
-    /// percent-encoded `file://` URL; an image inside a file is `file#member`.
+    /// percent-encoded `file://` URL; an image inside a file is `file#member`, a frame of a video
+    /// `file#t=12.000`.
     pub uri: String,
     /// Which bytes of the object at `uri` are the image.
     #[serde(default, skip_serializing_if = "Content::is_whole")]
@@ -53,6 +55,57 @@ impl ImageRef {
     }
 }
 
+/// Longest text of a row that is cut, in bytes.
+const CUT: usize = 1024;
+
+impl ImageRef {
+    /// This image for a row that no message could hold otherwise: long texts end after a kilobyte, with the
+    /// hash of the whole behind them, so that different ones stay different.
+    pub fn cut(&self) -> Self {
+        let mut cut = self.without_inline_bytes();
+        cut.uri = cut_text(&cut.uri);
+        cut.etag = cut.etag.as_deref().map(cut_text);
+        cut.content = Content::Whole;
+        for value in &mut cut.columns {
+            if let Scalar::String(text) = value {
+                *text = cut_text(text);
+            }
+        }
+        // Many columns are large even if each is small.
+        let size = |value: &Scalar| match value {
+            Scalar::String(text) => text.len(),
+            _ => 8,
+        };
+        if cut.columns.iter().map(size).sum::<usize>() > 64 * CUT {
+            cut.columns
+                .iter_mut()
+                .for_each(|value| *value = Scalar::Null);
+        }
+        cut
+    }
+}
+
+/// A text that is not much longer than a kilobyte.
+pub(crate) fn cut_text(text: &str) -> String {
+    if text.len() <= CUT {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(CUT);
+    let hash = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
+    format!("{}…#{hash:016x}", &text[..end])
+}
+
+/// Reads an index that a signed integer can hold.
+fn signed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let index = u64::deserialize(deserializer)?;
+    match i64::try_from(index) {
+        Ok(_) => Ok(index),
+        Err(_) => Err(serde::de::Error::custom(format!(
+            "index {index} is above 2^63 - 1"
+        ))),
+    }
+}
+
 /// Which bytes of an object are the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -69,6 +122,37 @@ pub enum Content {
         /// Number of bytes.
         length: u64,
     },
+    /// A member of a zip archive.
+    ZipMember {
+        /// The archive that holds it.
+        archive: String,
+        /// First byte of its local header.
+        offset: u64,
+        /// Bytes of its name in that header.
+        name_length: u16,
+        /// Bytes that it has in the archive.
+        length: u64,
+        /// Bytes that it has once unpacked.
+        size: u64,
+        /// How it is packed, by zip's own numbers, such as 0 (stored) and 8 (deflate).
+        method: u16,
+        /// CRC-32 of its bytes once unpacked.
+        checksum: u32,
+        /// Whether it is encrypted, which is not read.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        encrypted: bool,
+    },
+    /// A member of an archive that is compressed as a whole.
+    Unpacked {
+        /// The archive that holds it.
+        archive: String,
+        /// How the archive is compressed.
+        packing: Packing,
+        /// First byte in what the archive unpacks to.
+        offset: u64,
+        /// Number of bytes.
+        length: u64,
+    },
     /// A value of a binary column of a Parquet file.
     ParquetCell {
         /// The Parquet file.
@@ -78,11 +162,42 @@ pub enum Content {
         /// The row, from 0, over all row groups.
         row: u64,
     },
+    /// A frame of a video: the one on display `number / rate` seconds after its beginning.
+    Frame {
+        /// The video.
+        video: String,
+        /// Frames per second that are taken.
+        rate: FrameRate,
+        /// Which of them, from 0.
+        number: u64,
+    },
     /// The bytes travel in the message itself.
     Inline(#[serde(with = "serde_bytes")] Vec<u8>),
 }
 
+/// How a file is compressed as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// By gzip (RFC 1952).
+    Gzip,
+    /// By Zstandard (RFC 8878).
+    Zstd,
+}
+
 impl Content {
+    /// The file that holds the image, where the image is not a file of its own.
+    pub fn container(&self) -> Option<&str> {
+        match self {
+            Self::Whole | Self::Inline(_) => None,
+            Self::Range { archive, .. }
+            | Self::ZipMember { archive, .. }
+            | Self::Unpacked { archive, .. } => Some(archive),
+            Self::ParquetCell { file, .. } => Some(file),
+            Self::Frame { video, .. } => Some(video),
+        }
+    }
+
     fn is_whole(&self) -> bool {
         matches!(self, Self::Whole)
     }

@@ -1,78 +1,25 @@
-use std::fmt;
-use std::str::FromStr;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
+use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use crate::message::decode;
-use crate::{DecodeError, Message, WIRE_VERSION};
+use crate::price::problem_of_prices;
+use crate::{
+    DecodeError, EmbeddingType, ErrorKind, FrameRate, LabelSet, Lane, Message, Mode, Price,
+    Reference, WIRE_VERSION,
+};
 
-/// How urgent a job is. Workers take what is in a higher lane first.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Lane {
-    /// Before all others.
-    High,
-    /// Unless said otherwise.
-    #[default]
-    Normal,
-    /// When nothing else waits.
-    Low,
-}
+/// Letters of a job's id at most.
+const MAX_ID: usize = 64;
 
-impl Lane {
-    /// All lanes, the most urgent first.
-    pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
-
-    /// The name used in subjects, such as `trommel.tasks.high`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::High => "high",
-            Self::Normal => "normal",
-            Self::Low => "low",
-        }
-    }
-
-    /// The lanes in the order in which take number `take` looks at them: the most urgent first, but of
-    /// sixteen takes one begins at another lane, each in its turn, so that none starves.
-    pub fn order(take: usize) -> [Self; 3] {
-        const FAIR: usize = 16;
-        let mut lanes = Self::ALL;
-        if take % FAIR == FAIR - 1 {
-            lanes.rotate_left(1 + take / FAIR % 2);
-        }
-        lanes
-    }
-
-    pub(crate) fn is_normal(&self) -> bool {
-        *self == Self::Normal
-    }
-}
-
-impl fmt::Display for Lane {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Lane {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|lane| lane.as_str() == text)
-            .ok_or_else(|| format!("lane {text:?} is none of high, normal and low"))
-    }
-}
-
-/// A wish to have images classified: the message from a user to ingest.
+/// A request to have images classified: the message from a user to ingest.
 ///
 /// It may be written as MessagePack or as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobRequest {
-    /// Names the job for ever; the same id again is the same job. Letters, digits, `-` and `_`,
+    /// Names the job forever; the same id again is the same job. Letters, digits, `-` and `_`,
     /// at most 64. The control API gives one to a request without.
     #[serde(default)]
     pub id: String,
@@ -81,9 +28,6 @@ pub struct JobRequest {
     /// objects: such a job goes on until it is cancelled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// Images that travel in the request, after those of `sources`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub images: Vec<InlineImage>,
     /// Names of models in the workers' repository; each gets rows of its own.
     pub models: Vec<String>,
     /// Where rows go: a folder of the workers, or `s3://bucket/prefix/`. Of several
@@ -92,19 +36,67 @@ pub struct JobRequest {
     /// How urgent it is.
     #[serde(default, skip_serializing_if = "Lane::is_normal")]
     pub lane: Lane,
+    /// What each row holds.
+    #[serde(default)]
+    pub rows: RowOptions,
     /// Everything else.
     #[serde(default)]
     pub options: JobOptions,
 }
 
-/// An image that travels in a job's request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InlineImage {
-    /// Its name in the rows.
-    pub uri: String,
-    /// The encoded image. In JSON: a list of numbers, so MessagePack is the better choice here.
-    #[serde(with = "serde_bytes")]
-    pub bytes: Vec<u8>,
+/// What the rows of a job hold. Nothing else shapes a row but the models and the source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RowOptions {
+    /// Classes in `top`. Default: 5.
+    pub top_k: NonZeroU32,
+    /// Whether rows hold the raw output of the model too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub logits: bool,
+    /// Whether rows hold the images' embeddings, of models that give them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub embedding: bool,
+    /// In how many bits the values of embeddings are kept.
+    #[serde(skip_serializing_if = "EmbeddingType::is_default")]
+    pub embedding_type: EmbeddingType,
+    /// Whether embeddings are scaled to the length 1.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub normalize: bool,
+    /// Classes instead of the model's own, for models with a text tower.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelSet>,
+    /// The score that a class has to reach, instead of the model's own threshold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f32>,
+    /// The same for single classes, by label.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub thresholds: BTreeMap<String, f32>,
+    /// How much tensors may differ from the reference's.
+    pub mode: Mode,
+    /// Whose processor the tensors follow. Default: what the model's folder says.
+    #[serde(skip_serializing_if = "Reference::is_auto")]
+    pub reference: Reference,
+    /// Whether text in CSV that a spreadsheet would run as a formula gets a `'` before it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub escape_formulas: bool,
+}
+
+impl Default for RowOptions {
+    fn default() -> Self {
+        Self {
+            top_k: NonZeroU32::new(5).expect("5 is not 0"),
+            logits: false,
+            embedding: false,
+            embedding_type: EmbeddingType::Float32,
+            normalize: false,
+            labels: None,
+            threshold: None,
+            thresholds: BTreeMap::new(),
+            mode: Mode::Exact,
+            reference: Reference::Auto,
+            escape_formulas: false,
+        }
+    }
 }
 
 /// Choices of a job. Each has the meaning of the flag of that name.
@@ -131,29 +123,116 @@ pub struct JobOptions {
     /// The column of a manifest that holds uris.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri_column: Option<String>,
+    /// Where relative paths in lists begin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// The column of a Parquet file that holds images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_column: Option<String>,
+    /// Frames per second that are taken from videos. Default: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fps: Option<FrameRate>,
     /// Share of failed images above which the job ends early, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_failure_rate: Option<f64>,
     /// Seconds after which the job ends early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_runtime_seconds: Option<u64>,
+    /// What the user pays, as in `infer=2.10/h`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prices: Vec<Price>,
+    /// Cost at these prices at which the job ends early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost: Option<f64>,
+    /// What a dry run has said of the job, to compare it with what comes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+    /// Milliseconds from the queueing of an image after which it is not worked on any more: its row fails
+    /// as `expired`. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_deadline_ms: Option<u64>,
     /// Whether results of another job at the output are replaced.
     pub overwrite: bool,
+    /// Whether rows are added to those that are at the output, for images whose uri and etag have none
+    /// there.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skip_existing: bool,
     /// Whether the images are only counted and the first few hundred classified, and no row is
     /// stored.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
+    /// Whose failed rows are tried again. The control API fills it in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<RetryOf>,
 }
+
+/// What a dry run has said that a job will take.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Images of the whole job.
+    pub images: u64,
+    /// Seconds from its start to its end.
+    pub seconds: f64,
+    /// The interval that holds them with a probability of 95 %, as far as a sample can say; missing
+    /// where the sample was too small.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low_seconds: Option<f64>,
+    /// Its upper end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high_seconds: Option<f64>,
+    /// Cost at the user's prices, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+}
+
+/// Which failed rows of which job a retry classifies again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryOf {
+    /// The job.
+    pub job: String,
+    /// 1 for its first retry, and so on.
+    pub number: u32,
+    /// The kinds of failures; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<ErrorKind>,
+}
+
+impl RetryOf {
+    /// The id of the job that does it.
+    pub fn id(&self) -> String {
+        let id = format!("{}-retry-{}", self.job, self.number);
+        if id.len() <= MAX_ID {
+            return id;
+        }
+        let hash = xxhash_rust::xxh3::xxh3_64(self.job.as_bytes());
+        let start = self.job.get(..24).unwrap_or_default();
+        format!("{start}-{hash:016x}-retry-{}", self.number)
+    }
+}
+
+/// What requests held before requests for single images were answered at once.
+#[derive(Deserialize)]
+struct Gone {
+    #[serde(default)]
+    images: Option<IgnoredAny>,
+}
+
+const IMAGES: &str = "a job's request holds no images any more; name `sources`, or ask `trommel serve` for the labels of single images";
 
 impl Message for JobRequest {
     /// Decodes MessagePack, or JSON.
     fn decode(wire: &[u8]) -> Result<Self, DecodeError> {
         // No MessagePack map of few fields begins with a brace or white space.
         if !wire.trim_ascii_start().starts_with(b"{") {
+            let Gone { images } = rmp_serde::from_slice(wire)?;
+            if images.is_some() {
+                return Err(rmp_serde::decode::Error::custom(IMAGES).into());
+            }
             return decode(wire);
+        }
+        let Gone { images } = serde_json::from_slice(wire)?;
+        if images.is_some() {
+            return Err(serde_json::Error::custom(IMAGES).into());
         }
         #[derive(Deserialize)]
         struct Version {
@@ -169,6 +248,12 @@ impl Message for JobRequest {
 }
 
 impl JobRequest {
+    /// Whether its id is one that records, subjects and part names can hold.
+    pub fn has_valid_id(&self) -> bool {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        (1..=MAX_ID).contains(&self.id.len()) && self.id.bytes().all(is_valid)
+    }
+
     /// Says what is wrong with the request itself, without looking at any store or model.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
@@ -177,26 +262,18 @@ impl JobRequest {
                 problems.push(problem.to_owned());
             }
         };
-        let is_name = |id: &str| {
-            id.bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
-        };
         check(
-            self.id.is_empty() || self.id.len() > 64 || !is_name(&self.id),
+            !self.has_valid_id(),
             "id: give 1 to 64 letters, digits, - and _",
         );
-        check(
-            self.sources.is_empty() && self.images.is_empty(),
-            "sources: name at least one, or give images",
-        );
+        check(self.sources.is_empty(), "sources: name at least one");
         check(
             self.sources.iter().any(|source| source == "-"),
-            "sources: - is standard input, which workers have none of; name a manifest",
+            "sources: workers have no standard input (-); name a manifest",
         );
         let is_feed = |source: &String| source.starts_with("nats://");
         check(
-            self.sources.iter().any(is_feed)
-                && (self.sources.len() > 1 || !self.images.is_empty() || self.options.dry_run),
+            self.sources.iter().any(is_feed) && (self.sources.len() > 1 || self.options.dry_run),
             "sources: a subject of events stands alone, and cannot be tried without being followed",
         );
         check(self.models.is_empty(), "models: name at least one");
@@ -218,6 +295,52 @@ impl JobRequest {
                 .is_some_and(|rate| !(0.0..=1.0).contains(&rate)),
             "options.max_failure_rate: give a share from 0 to 1",
         );
+        let twice = problem_of_prices(&self.options.prices);
+        check(
+            twice.is_some(),
+            &format!("options.prices: {}", twice.as_deref().unwrap_or_default()),
+        );
+        let max_cost = self.options.max_cost;
+        check(
+            max_cost.is_some_and(|cost| !(cost > 0.0 && cost.is_finite())),
+            "options.max_cost: give an amount above 0",
+        );
+        check(
+            max_cost.is_some() && self.options.prices.is_empty(),
+            "options.max_cost: without options.prices nothing costs anything; give the prices too",
+        );
+        check(
+            self.options.image_deadline_ms == Some(0),
+            "options.image_deadline_ms: 0 lets every image expire; give milliseconds, or leave it out",
+        );
+        let JobOptions {
+            skip_existing,
+            overwrite,
+            dry_run,
+            ..
+        } = self.options;
+        check(
+            skip_existing && (overwrite || dry_run || self.sources.iter().any(is_feed)),
+            "options.skip_existing: rows are not added to what is overwritten, by a dry run, or of events",
+        );
+        let is_other = |retry: &RetryOf| retry.number == 0 || retry.id() != self.id;
+        check(
+            self.options.retry.as_ref().is_some_and(is_other),
+            "options.retry: a retry is asked for by trommel jobs retry, which gives it its id",
+        );
+        let is_share = |share: &f32| (0.0..=1.0).contains(share);
+        let mut thresholds = self
+            .rows
+            .threshold
+            .iter()
+            .chain(self.rows.thresholds.values());
+        check(
+            !thresholds.all(is_share),
+            "rows.threshold, rows.thresholds: give scores from 0 to 1",
+        );
+        let labels = self.rows.labels.as_ref().and_then(LabelSet::problem);
+        let labels = labels.map(|problem| format!("rows.labels: {problem}"));
+        check(labels.is_some(), labels.as_deref().unwrap_or_default());
         check(
             names_password(&self.output),
             "output: its address holds a password, which all who look at jobs would see; leave it out and give it to the workers by PGPASSWORD",
@@ -241,7 +364,7 @@ fn names_password(address: &str) -> bool {
 }
 
 /// Whether a name is one that a folder of a model repository may have.
-fn is_model_name(name: &str) -> bool {
+pub fn is_model_name(name: &str) -> bool {
     let is_part = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
@@ -283,6 +406,11 @@ mod tests {
             ),
             (br#"{"models": 7, "output": ""}"#, "invalid type"),
             (b"{", "EOF"),
+            (
+                br#"{"models": ["m"], "output": "o/", "sources": ["a"], "images": []}"#,
+                "holds no images",
+            ),
+            (b"\x82\xa6images\x90\xa6models\x90", "holds no images"),
             (b"\xc1", "not a message"),
         ] {
             let error = JobRequest::decode(wire).unwrap_err().to_string();
@@ -309,6 +437,29 @@ mod tests {
     }
 
     #[test]
+    fn a_retry_has_an_id_of_its_own_however_long_that_of_its_job() {
+        let retry = |job: &str, number| RetryOf {
+            job: job.to_owned(),
+            number,
+            kinds: Vec::new(),
+        };
+        assert_eq!(retry("cats-1", 2).id(), "cats-1-retry-2");
+        let (one, other) = ("x".repeat(64), format!("{}y", "x".repeat(63)));
+        assert_ne!(retry(&one, 1).id(), retry(&other, 1).id());
+        let request = |id: String| JobRequest {
+            id,
+            options: JobOptions {
+                retry: Some(retry(&one, u32::MAX)),
+                ..JobOptions::default()
+            },
+            ..request()
+        };
+        let right = request(retry(&one, u32::MAX).id());
+        assert_eq!(right.problems(), Vec::<String>::new());
+        assert_eq!(request("other".to_owned()).problems().len(), 1);
+    }
+
+    #[test]
     fn all_problems_are_told_at_once() {
         assert_eq!(request().problems(), Vec::<String>::new());
         let wrong = JobRequest {
@@ -326,13 +477,5 @@ mod tests {
         assert_eq!(problems.len(), 6, "{problems:?}");
         let nothing = JobRequest::default().problems();
         assert_eq!(nothing.len(), 4, "{nothing:?}");
-    }
-
-    #[test]
-    fn lanes_read_what_they_write() {
-        for lane in Lane::ALL {
-            assert_eq!(lane.to_string().parse(), Ok(lane));
-        }
-        assert!("urgent".parse::<Lane>().unwrap_err().contains("high"));
     }
 }

@@ -20,6 +20,16 @@ pub trait Message: Clone + Serialize + DeserializeOwned + Send + Sync + 'static 
         .expect("messages hold only types that MessagePack has")
     }
 
+    /// Encodes what a dead letter keeps of it: all, unless most of it is bulk that names nothing.
+    fn encode_remains(&self) -> Vec<u8> {
+        self.encode()
+    }
+
+    /// About how many bytes it takes in memory; what has no text or pixels of its own counts as small.
+    fn approx_bytes(&self) -> usize {
+        size_of::<Self>()
+    }
+
     /// Decodes what [`Message::encode`], or a writer in any other language, has written.
     ///
     /// # Errors
@@ -39,8 +49,25 @@ pub(crate) fn decode<T: DeserializeOwned>(wire: &[u8]) -> Result<T, DecodeError>
 }
 
 impl Message for ImageRef {}
-impl Message for PreparedImage {}
-impl Message for Classification {}
+impl Message for PreparedImage {
+    fn approx_bytes(&self) -> usize {
+        size_of::<Self>() + self.pixels.len()
+    }
+
+    /// Without the pixels.
+    fn encode_remains(&self) -> Vec<u8> {
+        let remains = Self {
+            pixels: bytes::Bytes::new(),
+            ..self.clone()
+        };
+        remains.encode()
+    }
+}
+impl Message for Classification {
+    fn approx_bytes(&self) -> usize {
+        Self::approx_bytes(self)
+    }
+}
 
 #[derive(Serialize)]
 struct Versioned<'a, T> {

@@ -36,7 +36,6 @@ pub struct PreparedImage {
     /// The model it was prepared for.
     pub model: Arc<str>,
     /// That model's version.
-    #[serde(default = "unknown")]
     pub model_version: Arc<str>,
     /// `HWC u8`, RGB unless the model's configuration asks for BGR; not yet normalised.
     pub pixels: Bytes,
@@ -48,9 +47,7 @@ pub struct PreparedImage {
     pub original: ImageSize,
     /// Deliveries it took so far; 1 when the first succeeded.
     pub attempts: u32,
-}
-
-/// The version in messages that were written before it travelled along.
-fn unknown() -> Arc<str> {
-    Arc::from("")
+    /// When its deadline passes, in microseconds since the Unix epoch, UTC, if its job gives it one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_at: Option<i64>,
 }

@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use trommel_types::{
-    Classification, Content, DecodeError, ErrorKind, Failure, ImageRef, ImageSize, Lane, Message,
-    Outcome, PreparedImage, Scalar, Scores, Shape, TopLabel,
+    Classification, Content, DecodeError, ErrorKind, Failure, FrameRate, ImageRef, ImageSize, Lane,
+    LiveAnswer, LiveOutcome, LiveTensor, Message, Outcome, Packing, PreparedImage, RefusalReason,
+    RowOptions, Scalar, Scores, Shape, TopLabel, WarmModel,
 };
 
 fn image() -> ImageRef {
@@ -52,6 +53,7 @@ fn prepared() -> PreparedImage {
             height: 375,
         },
         attempts: 1,
+        due_at: None,
     }
 }
 
@@ -90,7 +92,49 @@ fn failed() -> Classification {
     }))
 }
 
-/// Compares with the stored message of release 0.1. `TROMMEL_WRITE_GOLDEN=1` stores it anew, which
+fn live_tensor() -> LiveTensor {
+    LiveTensor {
+        request: "mine".into(),
+        model: "digits".into(),
+        model_version: "0123456789ab".into(),
+        rows: RowOptions {
+            threshold: Some(0.5),
+            ..RowOptions::default()
+        },
+        pixels: prepared().pixels,
+        shape: prepared().shape,
+        deadline_ms: Some(100),
+        coming: 1,
+    }
+}
+
+fn live_answers() -> [LiveAnswer; 3] {
+    let Outcome::Ok(scores) = ok().outcome else {
+        panic!("it has scores")
+    };
+    let Outcome::Failed(failure) = failed().outcome else {
+        panic!("it has none")
+    };
+    [
+        LiveAnswer {
+            outcome: LiveOutcome::Ok(scores),
+        },
+        LiveAnswer {
+            outcome: LiveOutcome::Failed(failure),
+        },
+        LiveAnswer::refused(RefusalReason::Full, "as many wait as it answers in time"),
+    ]
+}
+
+fn warm_model() -> WarmModel {
+    WarmModel {
+        model: "digits".into(),
+        model_version: "0123456789ab".into(),
+        labels: vec!["0".into(), "1".into()],
+    }
+}
+
+/// Compares with the stored message of release 0.1. `TROMMEL_WRITE_GOLDEN=1` stores it again, which
 /// is right only for a message that no release has written yet.
 fn assert_golden<T: Message + PartialEq + std::fmt::Debug>(name: &str, message: &T) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -108,12 +152,57 @@ fn assert_golden<T: Message + PartialEq + std::fmt::Debug>(name: &str, message: 
     );
 }
 
+/// A member of a zip archive, and one of a tar archive that is compressed.
+fn packed() -> [ImageRef; 2] {
+    let in_zip = Content::ZipMember {
+        archive: "shards/a.zip".to_owned(),
+        offset: 512,
+        name_length: 7,
+        length: 50_000,
+        size: 60_000,
+        method: 8,
+        checksum: 0xdead_beef,
+        encrypted: false,
+    };
+    let unpacked = Content::Unpacked {
+        archive: "shards/a.tar.zst".to_owned(),
+        packing: Packing::Zstd,
+        offset: 512,
+        length: 60_000,
+    };
+    [in_zip, unpacked].map(|content| ImageRef { content, ..image() })
+}
+
+/// A frame of a video.
+fn frame() -> ImageRef {
+    ImageRef {
+        uri: "clips/a.mp4#t=12.480".to_owned(),
+        content: Content::Frame {
+            video: "clips/a.mp4".to_owned(),
+            rate: FrameRate::try_from(12.5).unwrap(),
+            number: 156,
+        },
+        size: None,
+        ..image()
+    }
+}
+
 #[test]
 fn messages_of_release_0_1_still_decode() {
+    assert_golden("image_ref_frame.msgpack", &frame());
+    let [in_zip, unpacked] = packed();
+    assert_golden("image_ref_zip_member.msgpack", &in_zip);
+    assert_golden("image_ref_unpacked.msgpack", &unpacked);
     assert_golden("image_ref.msgpack", &image());
     assert_golden("prepared_image.msgpack", &prepared());
     assert_golden("classification_ok.msgpack", &ok());
     assert_golden("classification_failed.msgpack", &failed());
+    assert_golden("live_tensor.msgpack", &live_tensor());
+    let [ok, failed, refused] = live_answers();
+    assert_golden("live_answer_ok.msgpack", &ok);
+    assert_golden("live_answer_failed.msgpack", &failed);
+    assert_golden("live_answer_refused.msgpack", &refused);
+    assert_golden("warm_model.msgpack", &warm_model());
 }
 
 #[test]
@@ -127,6 +216,17 @@ fn messages_survive_the_wire() {
     assert_eq!(
         Classification::decode(&failed().encode()).unwrap(),
         failed()
+    );
+    assert_eq!(
+        LiveTensor::decode(&live_tensor().encode()).unwrap(),
+        live_tensor()
+    );
+    for answer in live_answers() {
+        assert_eq!(LiveAnswer::decode(&answer.encode()).unwrap(), answer);
+    }
+    assert_eq!(
+        WarmModel::decode(&warm_model().encode()).unwrap(),
+        warm_model()
     );
 }
 
@@ -169,10 +269,32 @@ proptest! {
     }
 
     #[test]
-    fn any_pixels_survive_the_wire(pixels in prop::collection::vec(any::<u8>(), 0..3000), index: u64) {
+    fn any_pixels_survive_the_wire(pixels in prop::collection::vec(any::<u8>(), 0..3000), index in 0..=i64::MAX as u64) {
         let mut message = prepared();
         message.pixels = pixels.into();
         message.image.index = index;
         prop_assert_eq!(PreparedImage::decode(&message.encode()).unwrap(), message);
     }
+}
+
+/// R39: two of them would be one row in stores of signed integers.
+#[test]
+fn an_index_that_no_signed_integer_holds_is_refused() {
+    let mut image = image();
+    image.index = 1 << 63;
+    let error = ImageRef::decode(&image.encode()).unwrap_err().to_string();
+    assert!(error.contains("2^63"), "{error}");
+}
+
+/// R32: dead letters kept the pixels of each tensor.
+#[test]
+fn what_remains_of_a_prepared_image_is_all_but_its_pixels() {
+    let remains = PreparedImage::decode(&prepared().encode_remains()).unwrap();
+    assert!(remains.pixels.is_empty());
+    let whole = PreparedImage {
+        pixels: prepared().pixels,
+        ..remains
+    };
+    assert_eq!(whole, prepared());
+    assert_eq!(image().encode_remains(), image().encode());
 }

@@ -7,13 +7,14 @@
 
 use std::error::Error;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use trommel_infer::{Engine, Model, Precision, Runtime};
-use trommel_preprocess::Plan;
+use trommel_infer::{Capacity, Engine, Model, Precision, Runtime, Wanted};
+use trommel_preprocess::{Plan, Reference};
 use trommel_types::Lane;
 use trommel_worker::{InferConfig, engine_options};
 
@@ -23,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: engine MODEL_DIR SECONDS".into());
     };
     let (model, time) = (Path::new(&model), Duration::from_secs_f64(seconds.parse()?));
-    let plan = Plan::load(model)?;
+    let plan = Plan::load(model, Reference::Auto)?;
     let shape = plan
         .shape()
         .ok_or("the plan gives tensors of different sizes")?;
@@ -48,13 +49,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let options = config.model_options()?;
+    let options = config.model_options(Capacity::default())?;
     let runtime = Runtime::load(None)?;
     let model = Model::open(&runtime, model, plan.normalization(), shape, &options)?;
     let options = engine_options(&model, &config)?;
     // As many as the engine holds, and another batch that waits outside.
     let waiting = options.max_batch * (2 * options.instances + 2);
     let engine = Engine::start(model, options)?;
+    let wanted = Arc::new(Wanted::default());
     let pixels = Bytes::from(vec![127; shape.len()]);
 
     let tokio = tokio::runtime::Builder::new_current_thread()
@@ -63,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (images, took) = tokio.block_on(async {
         let start = Instant::now();
         let mut calls: FuturesUnordered<_> = (0..waiting)
-            .map(|_| engine.classify(pixels.clone(), Lane::Normal))
+            .map(|_| engine.classify(pixels.clone(), Lane::Normal, &wanted))
             .collect();
         let mut images = 0_u32;
         while start.elapsed() < time {
@@ -71,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 scores?;
                 images += 1;
             }
-            calls.push(engine.classify(pixels.clone(), Lane::Normal));
+            calls.push(engine.classify(pixels.clone(), Lane::Normal, &wanted));
         }
         Ok::<_, trommel_infer::InferError>((images, start.elapsed()))
     })?;

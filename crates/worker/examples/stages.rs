@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trommel_infer::{Engine, EngineOptions, Model, ModelOptions, Runtime};
-use trommel_preprocess::{Limits, Plan, Preparer};
+use trommel_infer::{Engine, EngineOptions, LiveOptions, Model, ModelOptions, Runtime, Wanted};
+use trommel_preprocess::{Limits, Plan, Preparer, Reference};
 use trommel_types::Lane;
 
 /// Images that a run takes.
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (Some(model), Some(images)) = (args.next(), args.next()) else {
         return Err("usage: stages MODEL_DIR IMAGE_DIR".into());
     };
-    let plan = Arc::new(Plan::load(Path::new(&model))?);
+    let plan = Arc::new(Plan::load(Path::new(&model), Reference::Auto)?);
     let mut files = Vec::new();
     for entry in Path::new(&images).read_dir()?.take(IMAGES) {
         files.push(std::fs::read(entry?.path())?);
@@ -61,6 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokio = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
+    let wanted = Arc::new(Wanted::default());
     let mut infer = Vec::new();
     for max_batch in BATCHES {
         let max_wait = Duration::from_millis(20);
@@ -70,14 +71,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 instances: cores,
                 max_batch,
                 max_wait,
+                run_timeout: EngineOptions::RUN_TIMEOUT,
+                live: LiveOptions::default(),
             },
         )?;
         infer.push(median(|| {
             let images = cores * IMAGES / 2;
             let start = Instant::now();
             tokio.block_on(async {
-                let calls =
-                    (0..images).map(|_| engine.classify(vec![127; shape.len()], Lane::Normal));
+                let calls = (0..images)
+                    .map(|_| engine.classify(vec![127; shape.len()], Lane::Normal, &wanted));
                 futures::future::join_all(calls)
                     .await
                     .into_iter()

@@ -1,11 +1,13 @@
-//! Which size of batch is the fastest: measured once for a model on a machine, and remembered.
+//! Which size of batch is the fastest: measured once for a model on a machine, and remembered. What is
+//! measured while others keep the machine busy says little, so it is used and not remembered. What engines
+//! learn later takes its place.
 
 use std::fs;
-use std::io;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use trommel_infer::{Device, EngineOptions, InferError, Model};
+use trommel_infer::{Device, Engine, EngineOptions, InferError, Learning, LiveOptions, Model};
 
 use crate::InferConfig;
 
@@ -13,7 +15,12 @@ use crate::InferConfig;
 #[derive(Debug, Serialize, Deserialize)]
 struct Measured {
     max_batch: usize,
+    /// Whether others left the machine alone meanwhile. If not, it is measured again.
+    quiet: bool,
 }
+
+/// Share of the machine's processors that others may take while it counts as quiet.
+const QUIET: f64 = 0.15;
 
 /// How a model is to be run by an engine: as configured, with the fastest size of batch where none
 /// is. Blocks while it is measured.
@@ -24,31 +31,150 @@ struct Measured {
 pub fn engine_options(model: &Model, config: &InferConfig) -> Result<EngineOptions, InferError> {
     let max_batch = match config.max_batch {
         Some(max_batch) => max_batch.get(),
-        None => fastest(model, config)?,
+        None => fastest(model, config)?.max_batch,
     };
-    Ok(EngineOptions {
-        instances: config.instances(),
-        max_batch,
-        max_wait: config.max_wait,
-    })
+    Ok(options(config, max_batch, LiveOptions::default()))
 }
 
-fn fastest(model: &Model, config: &InferConfig) -> Result<usize, InferError> {
-    let file = config
-        .cache
-        .as_ref()
-        .map(|cache| cache.join("batches").join(name(model, config)));
-    if let Some(Measured { max_batch }) = file.as_deref().and_then(recall) {
-        return Ok(max_batch);
+/// Starts a model as configured. Where no size of batches is, it begins with the fastest one that was measured,
+/// goes on learning from the batches that it runs, and what it learns is remembered.
+///
+/// # Errors
+/// As [`Model::best_batch`] and [`Engine::start`].
+pub fn start_engine(
+    model: Model,
+    config: &InferConfig,
+    live: LiveOptions,
+) -> Result<Engine, InferError> {
+    if let Some(max_batch) = config.max_batch {
+        return Engine::start(model, options(config, max_batch.get(), live));
     }
+    let measured = fastest(&model, config)?;
+    let (file, name) = (file(&model, config), model.name().clone());
+    let learned = move |max_batch| {
+        tracing::info!(model = %name, max_batch, "learned a faster size of batch");
+        if let Some(file) = &file {
+            remember(
+                file,
+                &Measured {
+                    max_batch,
+                    quiet: true,
+                },
+            );
+        }
+    };
+    let learning = Learning {
+        doubtful: !measured.quiet,
+        learned: Box::new(learned),
+    };
+    Engine::start_learning(model, options(config, measured.max_batch, live), learning)
+}
+
+fn options(config: &InferConfig, max_batch: usize, live: LiveOptions) -> EngineOptions {
+    EngineOptions {
+        instances: config.instances(),
+        max_batch,
+        max_wait: config.max_wait(),
+        run_timeout: EngineOptions::RUN_TIMEOUT,
+        live,
+    }
+}
+
+/// Where the size for a model on this machine is remembered, if anywhere.
+fn file(model: &Model, config: &InferConfig) -> Option<PathBuf> {
+    let cache = config.cache.as_ref()?;
+    Some(cache.join("batches").join(name(model, config)))
+}
+
+fn fastest(model: &Model, config: &InferConfig) -> Result<Measured, InferError> {
+    let file = file(model, config);
+    if let Some(measured) = file.as_deref().and_then(recall) {
+        return Ok(measured);
+    }
+    let quiet = Quiet::begin();
     let max_batch = model.best_batch(config.instances())?;
-    tracing::info!(model = %model.name(), max_batch, "measured the fastest size of batch");
-    if let Some(file) = &file
-        && let Err(error) = remember(file, &Measured { max_batch })
-    {
-        tracing::info!(%error, file = %file.display(), "it will be measured again");
+    let others = quiet.others();
+    let quiet = others <= QUIET;
+    tracing::info!(model = %model.name(), max_batch, others, "measured the fastest size of batch");
+    let measured = Measured { max_batch, quiet };
+    if let Some(file) = file.as_deref() {
+        remember(file, &measured);
     }
-    Ok(max_batch)
+    Ok(measured)
+}
+
+/// How much of the machine others take, from its making on.
+#[derive(Debug)]
+pub struct Quiet(Option<CpuTime>);
+
+impl Quiet {
+    /// Begins to look.
+    pub fn begin() -> Self {
+        Self(CpuTime::now())
+    }
+
+    /// The share of the processors that other programs have taken since then, 0 to 1; 0 where the system
+    /// does not say it.
+    pub fn others(&self) -> f64 {
+        let since = self.0.as_ref().zip(CpuTime::now());
+        since.map_or(0.0, |(before, after)| after.others_since(before))
+    }
+}
+
+/// What a model runs on, as the system calls it: the GPU, or the processor.
+pub fn machine_name(model: &Model) -> String {
+    machine_of(model.devices().first())
+}
+
+/// The device as the system calls it: the GPU, or the processor.
+pub(crate) fn machine_of(device: Device) -> String {
+    gpu_name(device).unwrap_or_else(processor)
+}
+
+/// Time that the machine's processors have spent, in ticks, since it was started.
+#[derive(Debug, PartialEq, Eq)]
+struct CpuTime {
+    /// All of it.
+    all: u64,
+    /// At work, for anybody; what a hypervisor gave to other machines too.
+    busy: u64,
+    /// At work for this process.
+    own: u64,
+}
+
+impl CpuTime {
+    /// `None` where the system does not say it as Linux does.
+    fn now() -> Option<Self> {
+        let read = |path| fs::read_to_string(path).ok();
+        Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)
+    }
+
+    fn parse(machine: &str, process: &str) -> Option<Self> {
+        // cpu user nice system idle iowait irq softirq steal, and parts of them again
+        let fields = machine.lines().next()?.strip_prefix("cpu ")?;
+        let ticks: Option<Vec<u64>> = fields
+            .split_whitespace()
+            .take(8)
+            .map(|field| field.parse().ok())
+            .collect();
+        let ticks = ticks.filter(|ticks| ticks.len() == 8)?;
+        let all = ticks.iter().sum();
+        // The name before it may hold anything.
+        let (_, fields) = process.rsplit_once(") ")?;
+        let own = fields.split(' ').skip(11).take(2);
+        Some(Self {
+            all,
+            busy: all - ticks[3] - ticks[4],
+            own: own.filter_map(|field| field.parse::<u64>().ok()).sum(),
+        })
+    }
+
+    /// The share of the processors that others have taken since then, 0 to 1.
+    fn others_since(&self, before: &Self) -> f64 {
+        let since = |of: fn(&Self) -> u64| of(self).saturating_sub(of(before)) as f64;
+        let others = since(|time| time.busy) - since(|time| time.own);
+        others.max(0.0) / since(|time| time.all).max(1.0)
+    }
 }
 
 /// The name of the file for a model on this machine: everything that the speed depends on.
@@ -56,17 +182,21 @@ fn name(model: &Model, config: &InferConfig) -> String {
     let (instances, threads) = (config.instances(), config.intra_threads());
     let (version, devices) = (model.version(), model.devices());
     let place = if model.is_fused() { "fused " } else { "" };
-    let machine = gpu_name(model).unwrap_or_else(processor);
+    let machine = machine_name(model);
     let precision = config.precision;
     let name = format!("{version} {devices} {precision:?} {place}{instances}x{threads} {machine}");
-    let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-    let name: String = name.chars().map(allowed).collect();
-    format!("{name}.json")
+    format!("{}.json", allowed(&name))
 }
 
-/// The GPU as its driver calls it, of a model that runs on one.
-fn gpu_name(model: &Model) -> Option<String> {
-    match model.devices().first() {
+/// A text as part of a file's name.
+pub(crate) fn allowed(text: &str) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    text.chars().map(allowed).collect()
+}
+
+/// The GPU as its driver calls it, if the device is one.
+fn gpu_name(device: Device) -> Option<String> {
+    match device {
         Device::Cpu => None,
         Device::Cuda(number) | Device::TensorRt(number) => trommel_infer::gpu_name(number),
     }
@@ -82,15 +212,26 @@ fn processor() -> String {
 
 fn recall(file: &Path) -> Option<Measured> {
     let measured: Measured = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    (measured.max_batch > 0).then_some(measured)
+    (measured.max_batch > 0 && measured.quiet).then_some(measured)
 }
 
-/// Writes the file as a whole or not at all.
-fn remember(file: &Path, measured: &Measured) -> io::Result<()> {
+/// Remembers a size, as far as the folder can be written.
+fn remember(file: &Path, measured: &Measured) {
+    if let Err(error) = write(file, measured) {
+        tracing::info!(%error, file = %file.display(), "it will be measured again");
+    }
+}
+
+fn write(file: &Path, measured: &Measured) -> io::Result<()> {
+    write_whole(file, &serde_json::to_vec(measured)?)
+}
+
+/// Writes a file as a whole or not at all, and its folder where there is none.
+pub(crate) fn write_whole(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let mut new = tempfile::NamedTempFile::new_in(folder)?;
-    serde_json::to_writer(&mut new, measured)?;
+    new.write_all(bytes)?;
     new.persist(file)?;
     Ok(())
 }
@@ -104,12 +245,44 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("batches/any.json");
         assert!(recall(&file).is_none());
-        remember(&file, &Measured { max_batch: 4 }).unwrap();
-        remember(&file, &Measured { max_batch: 2 }).unwrap();
+        let measured = |max_batch| Measured {
+            max_batch,
+            quiet: true,
+        };
+        write(&file, &measured(4)).unwrap();
+        remember(&file, &measured(2));
         assert_eq!(recall(&file).unwrap().max_batch, 2);
-        for text in ["", "{\"max_batch\":0}", "{\"max_batch\":"] {
+        let zero = r#"{"max_batch":0,"quiet":true}"#;
+        for text in ["", zero, "{\"max_batch\":"] {
             fs::write(&file, text).unwrap();
             assert!(recall(&file).is_none(), "{text}");
         }
+    }
+
+    /// N9: what was measured next to another load was remembered forever.
+    #[test]
+    fn what_was_measured_on_a_busy_machine_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("any.json");
+        for text in [r#"{"max_batch":2}"#, r#"{"max_batch":2,"quiet":false}"#] {
+            fs::write(&file, text).unwrap();
+            assert!(recall(&file).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_share_that_others_take_is_told_from_our_own() {
+        let at = |user: u64, idle: u64, own: u64| {
+            let machine = format!("cpu  {user} 0 10 {idle} 5 0 0 0 0 0\ncpu0 1 2\n");
+            let process = format!("7 (a) b (c) R 1 1 1 0 -1 0 0 0 0 0 {own} 3 0 0");
+            CpuTime::parse(&machine, &process).unwrap()
+        };
+        let before = at(100, 1000, 20);
+        assert_eq!((before.all, before.busy, before.own), (1115, 110, 23));
+        // 100 ticks: 60 at work, 20 of them ours.
+        assert_eq!(at(160, 1040, 40).others_since(&before), 0.4);
+        assert_eq!(at(160, 1040, 80).others_since(&before), 0.0);
+        assert!(CpuTime::parse("", "").is_none());
+        assert!(CpuTime::now().is_some());
     }
 }

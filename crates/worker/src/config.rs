@@ -1,34 +1,62 @@
-use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trommel_infer::{Device, Devices, InferError, ModelOptions, Precision};
-use trommel_preprocess::{Limits, Mode};
+use trommel_infer::{Capacity, Engine};
+use trommel_preprocess::{Limits, Reference};
 use trommel_queue::BrokerConfig;
-use trommel_storage::{PostgresConfig, S3Config};
+use trommel_sink::PostgresConfig;
+use trommel_source::VideoConfig;
+use trommel_storage::{HttpConfig, S3Config};
+
+use crate::{Allowed, ServeConfig};
+
+mod infer;
+mod live;
+mod telemetry;
+
+use self::infer::images_in_flight;
+
+pub use self::infer::InferConfig;
+pub use self::live::{LiveConfig, is_source_name};
+pub use self::telemetry::{LogFormat, OtlpProtocol, TelemetryConfig};
 
 const MIB: usize = 1 << 20;
-/// Sessions on a GPU.
-const ON_A_GPU: usize = 2;
+/// Below it, batches would hold single images.
+const SMALLEST_BUDGET: usize = 64;
 
 /// How the roles work. Every default suits one machine that classifies a folder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct WorkerConfig {
+    /// Memory in MiB that what is in flight may take in one process: encoded images, tensors and rows.
+    /// It lowers the limits below to their shares; an image or a row that is larger than a share is
+    /// worked on alone. On top come the models' own memory and the pixels of the image that each thread
+    /// decodes. Default: half of what the process's control group may take (a container's limit), and
+    /// without one no limit but those below.
+    pub memory_budget: Option<NonZeroUsize>,
     /// The broker, for roles in separate processes.
     pub broker: BrokerConfig,
     /// How S3 is reached.
     pub s3: S3Config,
+    /// How the web is asked.
+    pub http: HttpConfig,
+    /// How videos are decoded.
+    pub video: VideoConfig,
     /// Who writes to PostgreSQL.
     pub postgres: PostgresConfig,
+    /// Where a worker reads and writes for those who submit jobs.
+    pub access: AccessConfig,
     /// Listing.
     pub ingest: IngestConfig,
     /// Fetching, decoding and resizing.
     pub preprocess: PreprocessConfig,
     /// Running the model.
     pub infer: InferConfig,
+    /// Answering requests.
+    pub serve: ServeConfig,
+    /// Classifying frames of live sources.
+    pub live: LiveConfig,
     /// Committing rows.
     pub sink: SinkConfig,
     /// When a failed attempt is repeated.
@@ -39,6 +67,21 @@ pub struct WorkerConfig {
     pub telemetry: TelemetryConfig,
 }
 
+/// Where a worker over the broker reads and writes for those who submit jobs. `classify`, which
+/// works for its own user, has no such limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct AccessConfig {
+    /// Places that jobs may read images and lists from, each with all below it: `/data/photos`,
+    /// `s3://bucket/` or `s3://bucket/prefix/`, `https://host/` or `https://host/path/`,
+    /// `nats://SUBJECT`. Redirects may lead to these too. Default: nothing but S3, as far as
+    /// the credentials reach; once a place in S3 is named, no other is allowed.
+    pub sources: Vec<String>,
+    /// Places that jobs may write rows to: `/data/results`, `s3://bucket/prefix/`,
+    /// `postgres://host:port/database`. Default: as for `sources`.
+    pub outputs: Vec<String>,
+}
+
 /// Listing, in a worker over the broker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -47,6 +90,9 @@ pub struct IngestConfig {
     pub max_jobs: NonZeroUsize,
     /// Tasks of one job that may be on their way to the broker at once. Default: 256.
     pub publish_window: NonZeroUsize,
+    /// Time for which the record of a job that has ended is kept. Default: `30d`.
+    #[serde(with = "humantime_serde")]
+    pub keep_ended: Duration,
 }
 
 impl Default for IngestConfig {
@@ -54,6 +100,7 @@ impl Default for IngestConfig {
         Self {
             max_jobs: NonZeroUsize::new(64).expect("64 is not 0"),
             publish_window: NonZeroUsize::new(256).expect("256 is not 0"),
+            keep_ended: Duration::from_secs(30 * 86_400),
         }
     }
 }
@@ -62,10 +109,10 @@ impl Default for IngestConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PreprocessConfig {
-    /// How much tensors may differ from the reference's: `exact`, or `fast`, which decodes large
-    /// JPEGs to a half, a quarter or an eighth of their size. All workers of a job should have the
-    /// same. Default: `exact`.
-    pub mode: Mode,
+    /// Whose processor the tensors follow: `pillow`, `torchvision`, or `auto` for what each model's folder
+    /// says. Part of a job, so it is read where jobs begin: by `trommel classify` and `trommel submit`.
+    /// Default: `auto`.
+    pub reference: Reference,
     /// Threads that decode and resize. Default: one a core.
     pub threads: Option<NonZeroUsize>,
     /// Whether each of them stays on one core. Default: no.
@@ -73,6 +120,17 @@ pub struct PreprocessConfig {
     /// Images held at once, being fetched or decoded. Bounds memory: about one decoded image for
     /// each thread and one encoded image for each of the rest. Default: 4 for each thread.
     pub max_in_flight: Option<NonZeroUsize>,
+    /// Encoded bytes held at once, as far as their sizes are known before they are there; one image
+    /// is held in any case. Default: 512 MiB.
+    pub max_bytes_in_flight: u64,
+    /// Time that fetching one image may take, without the wait for a free connection. Another
+    /// attempt follows. Default: `60s`.
+    #[serde(with = "humantime_serde")]
+    pub fetch_timeout: Duration,
+    /// Time that decoding and resizing one image may take. Then it fails, and another thread takes
+    /// the place of the one that hangs. Default: `60s`.
+    #[serde(with = "humantime_serde")]
+    pub decode_timeout: Duration,
     /// Largest encoded image in bytes. Default: 256 MiB.
     pub max_bytes: u64,
     /// Largest decoded image in pixels. Default: 178,956,970, the limit of Pillow.
@@ -84,83 +142,16 @@ pub struct PreprocessConfig {
 impl Default for PreprocessConfig {
     fn default() -> Self {
         Self {
-            mode: Mode::Exact,
+            reference: Reference::Auto,
             threads: None,
             pin_threads: false,
             max_in_flight: None,
+            max_bytes_in_flight: 512 << 20,
+            fetch_timeout: Duration::from_secs(60),
+            decode_timeout: Duration::from_secs(60),
             max_bytes: 256 << 20,
             max_pixels: 178_956_970,
             max_side: 65_535,
-        }
-    }
-}
-
-/// Running the model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct InferConfig {
-    /// Where the model runs: `cpu`, `cuda:N` or `tensorrt:N`, or several GPUs as in
-    /// `cuda:0,cuda:1`. A device that is not there is an error at start. Default: `cpu`.
-    pub device: String,
-    /// Sessions that run side by side on each device, each with a copy of the model. Default: on a
-    /// CPU one a core, at most 4; on a GPU 2, of which one copies while the other computes.
-    pub instances: Option<NonZeroUsize>,
-    /// Threads inside one session. Default: the cores divided by the instances; for a GPU 1.
-    pub intra_threads: Option<NonZeroUsize>,
-    /// Whether the threads of each session stay on cores of their own. Default: no.
-    pub pin_threads: bool,
-    /// Whether images are normalised and the best classes chosen in the model's graph, on its
-    /// device. Default: on GPUs.
-    pub fused: Option<bool>,
-    /// Whether a GPU records what it does with a batch and plays it again, by CUDA graphs. Default:
-    /// yes, with a warning for a model that cannot be recorded.
-    pub cuda_graphs: bool,
-    /// In how many bits TensorRT computes: `model` (as the model says), `fp16` or `int8`. Default:
-    /// `model`.
-    pub precision: Precision,
-    /// Most memory in MiB that the sessions of one model may take on a device: the processor's for
-    /// their weights, a GPU's for their arenas. Default: as much as there is.
-    pub memory_budget: Option<NonZeroUsize>,
-    /// Images in a full batch. Default: the fastest number, which is measured when a model is
-    /// first loaded on a machine.
-    pub max_batch: Option<NonZeroUsize>,
-    /// Folder for what is measured. Default: `trommel` in the user's cache folder.
-    pub cache: Option<PathBuf>,
-    /// Longest time an image waits for its batch to fill. Default: `20ms`.
-    #[serde(with = "humantime_serde")]
-    pub max_wait: Duration,
-    /// Classes in a row's `top`. Default: 5.
-    pub top_k: NonZeroU32,
-    /// Whether rows hold the raw output of the model too. Default: no.
-    pub logits: bool,
-    /// Whether rows hold the images' embeddings, of models that give them. Default: no.
-    pub embedding: bool,
-    /// Models that one process over the broker keeps loaded. Default: 4.
-    pub max_models: NonZeroUsize,
-    /// Models that a process over the broker loads before it is ready; the others are loaded when a
-    /// job names them. Default: none.
-    pub preload: Vec<String>,
-}
-
-impl Default for InferConfig {
-    fn default() -> Self {
-        Self {
-            device: "cpu".to_owned(),
-            instances: None,
-            intra_threads: None,
-            pin_threads: false,
-            fused: None,
-            cuda_graphs: true,
-            precision: Precision::Model,
-            memory_budget: None,
-            max_batch: None,
-            cache: None,
-            max_wait: Duration::from_millis(20),
-            top_k: NonZeroU32::new(5).expect("5 is not 0"),
-            logits: false,
-            embedding: false,
-            max_models: NonZeroUsize::new(4).expect("4 is not 0"),
-            preload: Vec::new(),
         }
     }
 }
@@ -172,89 +163,18 @@ impl PreprocessConfig {
     }
 
     /// Images held at once, with the default applied.
-    pub(crate) fn in_flight(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.max_in_flight
             .map_or_else(|| 4 * self.threads(), Into::into)
     }
 
     /// What one image may cost.
-    pub(crate) fn limits(&self) -> Limits {
+    pub fn limits(&self) -> Limits {
         Limits {
             max_bytes: self.max_bytes,
             max_pixels: self.max_pixels,
             max_side: self.max_side,
         }
-    }
-}
-
-impl InferConfig {
-    /// How models are to be opened.
-    ///
-    /// # Errors
-    /// When there is no such device.
-    pub fn model_options(&self) -> Result<ModelOptions, InferError> {
-        Ok(ModelOptions {
-            devices: Devices::parse(&self.device)?,
-            intra_threads: self.intra_threads(),
-            pin_threads: self.pin_threads,
-            fused: self.fused,
-            max_batch: self.largest_batch(),
-            cuda_graphs: self.cuda_graphs,
-            precision: self.precision,
-            cache: self.cache.clone(),
-            memory_limit: self.memory_of_one(),
-            top_k: self.top_k,
-            logits: self.logits,
-            embedding: self.embedding,
-        })
-    }
-
-    /// Sessions that run side by side on all devices, with the default applied.
-    pub fn instances(&self) -> usize {
-        self.of_each_device() * self.devices().len()
-    }
-
-    fn of_each_device(&self) -> usize {
-        let default = || match self.is_gpu() {
-            true => ON_A_GPU,
-            false => cores().min(4),
-        };
-        self.instances.map_or_else(default, Into::into)
-    }
-
-    /// Bytes that one session may take of its device's memory.
-    fn memory_of_one(&self) -> Option<usize> {
-        let budget = self.memory_budget?.get().saturating_mul(MIB);
-        Some(budget / self.of_each_device())
-    }
-
-    /// What is no device, and refused by [`WorkerConfig::problems`], counts as the processor.
-    fn devices(&self) -> Devices {
-        Devices::parse(&self.device).unwrap_or_else(|_| Device::Cpu.into())
-    }
-
-    fn is_gpu(&self) -> bool {
-        self.devices().first().is_gpu()
-    }
-
-    /// Tensors that infer holds: a batch in each instance, one formed ahead for each, one forming.
-    pub(crate) fn tensors_in_hand(&self, max_batch: usize) -> usize {
-        max_batch * (2 * self.instances() + 1)
-    }
-
-    /// Images in a full batch at most: as many as are configured, or as the device is tried with.
-    pub(crate) fn largest_batch(&self) -> usize {
-        let largest = || self.devices().first().largest_batch();
-        self.max_batch.map_or_else(largest, Into::into)
-    }
-
-    /// Threads inside one session, with the default applied.
-    pub fn intra_threads(&self) -> usize {
-        let default = || match self.is_gpu() {
-            true => 1,
-            false => (cores() / self.instances()).max(1),
-        };
-        self.intra_threads.map_or_else(default, Into::into)
     }
 }
 
@@ -269,6 +189,8 @@ pub(crate) fn cores() -> usize {
 pub struct SinkConfig {
     /// Rows in a full part. Default: 20,000.
     pub part_rows: NonZeroUsize,
+    /// About how many bytes of rows (text, logits, embeddings) make a part full. Default: 64 MiB.
+    pub part_bytes: NonZeroUsize,
     /// Longest time a finished row waits for its part, so the work that a crash repeats.
     /// Default: `5s`.
     #[serde(with = "humantime_serde")]
@@ -277,6 +199,10 @@ pub struct SinkConfig {
     /// `15s`.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
+    /// Time for which a job waits for an output that does not take rows, before it ends as failed.
+    /// Default: `30m`.
+    #[serde(with = "humantime_serde")]
+    pub patience: Duration,
     /// Jobs that one process commits side by side. Default: 64.
     pub max_jobs: NonZeroUsize,
 }
@@ -285,8 +211,10 @@ impl Default for SinkConfig {
     fn default() -> Self {
         Self {
             part_rows: NonZeroUsize::new(20_000).expect("20,000 is not 0"),
+            part_bytes: NonZeroUsize::new(64 << 20).expect("64 MiB are not 0"),
             part_interval: Duration::from_secs(5),
             lease: Duration::from_secs(15),
+            patience: Duration::from_secs(1800),
             max_jobs: NonZeroUsize::new(64).expect("64 is not 0"),
         }
     }
@@ -298,8 +226,8 @@ impl Default for SinkConfig {
 pub struct RetryPolicy {
     /// Attempts before an image ends as failed. Default: 4.
     pub max_attempts: NonZeroU32,
-    /// Deliveries, those counted that ended with their worker, before an image is taken for what
-    /// ended it and fails. Default: 10.
+    /// Deliveries, including those that ended with their worker, before an image is considered what
+    /// ended it and fails; of a run in one process the deaths of the process while it worked on it. Default: 10.
     pub max_deliveries: NonZeroU32,
     /// Upper bound of the wait before the second attempt; it doubles with each further one.
     /// Default: `200ms`.
@@ -338,104 +266,78 @@ impl Default for ShutdownConfig {
     }
 }
 
-/// Logs, traces, metrics and health.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct TelemetryConfig {
-    /// Address that answers `/metrics`, `/healthz` and `/readyz`, such as `0.0.0.0:9464`. Default:
-    /// none.
-    pub listen: Option<SocketAddr>,
-    /// Where traces are sent, such as `http://collector:4317`. Default: nowhere.
-    pub otlp_endpoint: Option<String>,
-    /// How they are sent: `grpc`, or `http` (binary Protobuf). Default: `grpc`.
-    pub otlp_protocol: OtlpProtocol,
-    /// Share of images that are traced, 0 to 1. Default: 0.01.
-    pub sample: f64,
-    /// How log lines are written: `text` or `json`. Default: `text`.
-    pub log_format: LogFormat,
-}
-
-/// How traces are sent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OtlpProtocol {
-    /// gRPC; of `https` addresses too.
-    #[default]
-    Grpc,
-    /// Protobuf over HTTP, not encrypted.
-    Http,
-}
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-impl Default for TelemetryConfig {
-    fn default() -> Self {
-        Self {
-            listen: None,
-            otlp_endpoint: None,
-            otlp_protocol: OtlpProtocol::Grpc,
-            sample: 0.01,
-            log_format: LogFormat::Text,
-        }
-    }
-}
-
-impl TelemetryConfig {
-    fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        if !(0.0..=1.0).contains(&self.sample) {
-            problems.push(format!(
-                "telemetry.sample: {} is no share; give a number from 0 to 1",
-                self.sample
-            ));
-        }
-        let scheme = |endpoint: &str| {
-            endpoint
-                .split_once("://")
-                .map(|(scheme, _)| scheme.to_owned())
-        };
-        if let Some(endpoint) = &self.otlp_endpoint {
-            match (scheme(endpoint).as_deref(), self.otlp_protocol) {
-                (Some("http"), _) | (Some("https"), OtlpProtocol::Grpc) => {}
-                (Some("https"), OtlpProtocol::Http) => problems.push(
-                    "telemetry.otlp-endpoint: https needs otlp-protocol = \"grpc\"; or send to a collector beside this process over http".to_owned(),
-                ),
-                _ => problems.push(format!(
-                    "telemetry.otlp-endpoint: {endpoint:?} is no address; give one like http://localhost:4317"
-                )),
-            }
-        }
-        problems
-    }
-}
-
 impl WorkerConfig {
-    /// What in the configuration changes rows, as the record of a job has it.
-    pub fn row_options(&self) -> String {
-        let mut options = format!("top-k={}", self.infer.top_k);
-        if self.preprocess.mode == Mode::Fast {
-            options.push_str(", preprocess.mode=fast");
+    /// Lowers each limit of bytes in flight to its share of the memory budget. Encoded images, tensors,
+    /// and rows have an eighth each; a part has half of the rows' share, and is held three times while it is
+    /// written: as rows, as columns, and encoded. Where no budget is set it is half of `limit`, the bytes that
+    /// the process may take.
+    pub fn keep_to_budget(&mut self, limit: Option<u64>) {
+        if let (None, Some(limit)) = (self.memory_budget, limit) {
+            let half = usize::try_from(limit / 2).unwrap_or(usize::MAX) / MIB;
+            self.memory_budget = NonZeroUsize::new(half.max(SMALLEST_BUDGET));
         }
-        options
+        let share = self.share_of_budget();
+        let images = &mut self.preprocess.max_bytes_in_flight;
+        *images = share.min(*images);
+        let part = NonZeroUsize::new(usize::try_from(share / 2).unwrap_or(usize::MAX));
+        self.sink.part_bytes =
+            part.map_or(self.sink.part_bytes, |part| part.min(self.sink.part_bytes));
+    }
+
+    /// Bytes that images, tensors or rows in flight may take, each of the three.
+    pub(crate) fn share_of_budget(&self) -> u64 {
+        let share = |budget: NonZeroUsize| (budget.get().saturating_mul(MIB) / 8) as u64;
+        self.memory_budget.map_or(u64::MAX, share)
+    }
+
+    /// Images that infer holds, of a model: those for its batches, as far as the budget holds their tensors
+    /// and raw outputs, but a batch in any case.
+    pub(crate) fn images_in_infer(&self, engine: &Engine) -> usize {
+        if let Some(stages) = engine.stages() {
+            let [small, large] = stages.map(|engine| self.images_in_infer(engine));
+            return small + large;
+        }
+        if let Some(prompt) = engine.prompt() {
+            return prompt.in_flight();
+        }
+        let tensor = engine.model().map_or(0, |model| model.shape().len());
+        let bytes = tensor + size_of::<f32>() * engine.labels().len();
+        let (largest, instances) = (engine.largest_batch(), engine.stats().instances);
+        self.held(bytes, largest, images_in_flight(largest, instances))
+    }
+
+    /// The same, of images of `bytes` each.
+    pub(crate) fn in_flight_of(&self, bytes: usize, max_batch: usize) -> usize {
+        self.held(bytes, max_batch, self.infer.images_in_flight(max_batch))
+    }
+
+    /// As many of the `wanted` images of `bytes` as the budget holds, but a batch in any case.
+    fn held(&self, bytes: usize, max_batch: usize, wanted: usize) -> usize {
+        let held = self.share_of_budget() / bytes.max(1) as u64;
+        let held = usize::try_from(held).unwrap_or(usize::MAX);
+        wanted.min(held.max(max_batch))
     }
 
     /// Names every setting that cannot work, with its remedy; empty when all can.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.broker.problems();
         problems.extend(self.s3.problems());
+        problems.extend(self.http.problems());
         problems.extend(self.telemetry.problems());
-        let options = self.infer.model_options();
+        problems.extend(self.serve.problems());
+        problems.extend(self.live.problems());
+        problems.extend(Allowed::new(&self.access).err().into_iter().flatten());
+        let options = self.infer.model_options(Capacity::default());
         if let Err(error) = options.and_then(|options| options.check()) {
             problems.push(format!("infer: {error}"));
+        }
+        if self
+            .memory_budget
+            .is_some_and(|budget| budget.get() < SMALLEST_BUDGET)
+        {
+            problems.push(format!(
+                "memory-budget: set at least {SMALLEST_BUDGET} MiB, or leave it out"
+            ));
         }
         if self.preprocess.max_bytes == 0 {
             problems.push("preprocess.max-bytes: 0 refuses every image; set at least 1".to_owned());
@@ -443,6 +345,11 @@ impl WorkerConfig {
         if self.preprocess.max_pixels == 0 || self.preprocess.max_side == 0 {
             problems.push(
                 "preprocess.max-pixels, max-side: 0 refuses every image; set at least 1".to_owned(),
+            );
+        }
+        if self.preprocess.fetch_timeout.is_zero() || self.preprocess.decode_timeout.is_zero() {
+            problems.push(
+                "preprocess.fetch-timeout, decode-timeout: must be longer than 0s".to_owned(),
             );
         }
         if self.retry.max_deliveries < self.retry.max_attempts {
@@ -466,29 +373,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_have_two_sessions_each_and_share_no_core() {
-        let of = |device: &str| {
-            let config = InferConfig {
-                device: device.to_owned(),
-                ..InferConfig::default()
-            };
-            (config.instances(), config.intra_threads())
-        };
-        assert_eq!(of("cuda:0"), (2, 1));
-        assert_eq!(of("tensorrt:0,tensorrt:1"), (4, 1));
-        let (instances, threads) = of("cpu");
-        assert!(instances * threads <= cores() && instances <= 4);
-    }
+    fn a_memory_budget_lowers_what_is_in_flight_and_raises_nothing() {
+        let mut config = WorkerConfig::default();
+        let default = config.clone();
+        config.keep_to_budget(None);
+        assert_eq!(config, default);
+        assert_eq!(
+            config.in_flight_of(1 << 20, 8),
+            config.infer.images_in_flight(8)
+        );
 
-    #[test]
-    fn the_memory_of_a_device_is_shared_by_its_sessions() {
-        let config = InferConfig {
-            device: "cuda:0,cuda:1".to_owned(),
-            memory_budget: NonZeroUsize::new(64),
-            ..InferConfig::default()
-        };
-        let options = config.model_options().unwrap();
-        assert_eq!(options.memory_limit, Some(32 << 20));
-        assert_eq!(options.devices.len(), 2);
+        config.memory_budget = NonZeroUsize::new(128);
+        config.keep_to_budget(Some(u64::MAX));
+        assert_eq!(config.preprocess.max_bytes_in_flight, 16 << 20);
+        assert_eq!(config.sink.part_bytes.get(), 8 << 20);
+        assert_eq!(
+            config.in_flight_of(1 << 20, 2),
+            config.infer.images_in_flight(2).min(16)
+        );
+        assert_eq!(config.in_flight_of(1 << 20, 64), 64, "a batch in any case");
+
+        config.memory_budget = NonZeroUsize::new(100_000);
+        config.keep_to_budget(Some(u64::MAX));
+        assert_eq!(config.sink.part_bytes.get(), 8 << 20, "set lower before");
+        config.memory_budget = NonZeroUsize::new(1);
+        assert!(config.problems()[0].contains("memory-budget"));
+
+        // A container of 512 MiB, and one that is too small for anything.
+        let mut config = default.clone();
+        config.keep_to_budget(Some(512 << 20));
+        assert_eq!(config.memory_budget, NonZeroUsize::new(256));
+        assert_eq!(config.preprocess.max_bytes_in_flight, 32 << 20);
+        let mut config = default;
+        config.keep_to_budget(Some(1 << 20));
+        assert_eq!(config.memory_budget, NonZeroUsize::new(SMALLEST_BUDGET));
+        assert_eq!(config.problems(), Vec::<String>::new());
     }
 }

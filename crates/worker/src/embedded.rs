@@ -2,40 +2,93 @@
 
 use std::future::Future;
 use std::io::Write;
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::FutureExt;
+use roaring::RoaringTreemap;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use trommel_infer::Engine;
+use trommel_infer::{Engine, Wanted};
 use trommel_preprocess::Plan;
 use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
-use trommel_storage::{Existing, JobRecord, ResultSink, Source};
-use trommel_types::{Classification, ImageRef, Lane, Message, PreparedImage};
+use trommel_sink::{Existing, FailedImage, JobRecord, ResultSink, StreamSink};
+use trommel_source::Source;
+use trommel_types::{
+    Classification, ImageRef, JobModel, JobSpec, Lane, Message, PreparedImage, Role, RowOptions,
+};
 
+use crate::again::Again;
 use crate::hop::QueueHop;
-use crate::ingest::Choice;
+use crate::ingest::{Choice, Share};
 use crate::intake::Intake;
 use crate::job::{JobPlan, Jobs, ModelId, OneJob, PlannedModel};
-use crate::rows::{CommittedRows, Rows, StreamRows};
+use crate::reports::Reports;
 use crate::settle::Settler;
-use crate::{Progress, Role, WorkerConfig, WorkerError, infer, ingest, metrics, preprocess, sink};
+use crate::tried::Tried;
+use crate::{Progress, WorkerConfig, WorkerError, infer, ingest, metrics, preprocess, sink};
 
 /// One job with everything it needs, opened and checked.
+#[derive(Clone)]
 pub struct EmbeddedJob {
     /// Where the images come from.
     pub source: Arc<dyn Source>,
     /// How they become tensors.
     pub plan: Arc<Plan>,
+    /// Of a cascade: the same for its large model.
+    pub also: Option<Arc<Plan>>,
     /// The model, warmed up.
     pub engine: Arc<Engine>,
     /// The job as its rows name it.
     pub record: JobRecord,
+    /// What its rows hold.
+    pub rows: RowOptions,
     /// How the roles work.
     pub config: WorkerConfig,
     /// Share of failed images above which the job ends early.
     pub max_failure_rate: Option<f64>,
+}
+
+/// A job in this process, as its output names it.
+pub fn job_record(spec: &JobSpec, model: &JobModel) -> JobRecord {
+    crate::distributed::record_of_spec(spec, model, crate::clock::now())
+}
+
+/// Which images of the source a job classifies.
+pub enum Images {
+    /// Those that have no row of their place in the listing.
+    Missing,
+    /// Those that have no row yet, whatever their index.
+    New(Existing),
+    /// Those whose rows are failed.
+    Failed(Vec<FailedImage>),
+    /// A random share of others, 0 to 1, by the index of their row.
+    Sample(Box<Images>, f64),
+}
+
+impl Images {
+    /// Whether images that have a row are listed with the others.
+    fn are_of_whole_listing(&self) -> bool {
+        match self {
+            Self::Missing => true,
+            Self::Sample(images, _) => images.are_of_whole_listing(),
+            Self::New(_) | Self::Failed(_) => false,
+        }
+    }
+
+    fn choice(self, sink: &dyn ResultSink) -> Choice {
+        match self {
+            Self::Missing => Choice::Resume(Box::new(sink.source_check())),
+            Self::New(existing) => Choice::Extend(existing),
+            Self::Failed(images) => Choice::Retry(Box::new(Again::new(images))),
+            Self::Sample(images, share) => {
+                Choice::Sample(Box::new(images.choice(sink)), Share(share))
+            }
+        }
+    }
 }
 
 /// Longest time a row waits before it goes to a stream.
@@ -46,40 +99,44 @@ const STREAM_INTERVAL: Duration = Duration::from_millis(50);
 pub enum Ended {
     /// Every image has its row.
     Complete,
-    /// A stop was asked for; what was in hand is committed.
+    /// A stop was asked for; what was in flight is committed.
     Stopped,
 }
 
 impl EmbeddedJob {
-    /// Classifies into an output. Returns the sink for the last word on the job.
+    /// Classifies into an output. Returns the sink, so that the job can be finished.
     ///
-    /// When `stop` fires, the roles are drained in order: what is in hand is finished and
+    /// When `stop` fires, the roles are drained in order: what is in flight is finished and
     /// committed, within `shutdown.drain-timeout`.
     ///
     /// # Errors
-    /// What stops the whole job. What was in hand is committed then too, where the sink still
+    /// What stops the whole job. What was in flight is committed then too, where the sink still
     /// works.
-    ///
-    /// With `existing`, images that have a row already are passed over, whatever their index.
     pub async fn into_output(
         self,
         sink: Box<dyn ResultSink>,
-        existing: Option<Existing>,
+        images: Images,
         progress: Arc<Progress>,
         stop: CancellationToken,
     ) -> Result<(Ended, Box<dyn ResultSink>), WorkerError> {
         progress.count_resumed(sink.committed().len());
-        let choice = match existing {
-            Some(existing) => {
-                // Their rows stay, so they are part of the total.
-                progress.count_listed_before(sink.committed().len());
-                Choice::Extend(existing)
+        let tried = self.config.infer.cache.as_ref().map(|cache| {
+            let path = cache.join("tried").join(&self.record.run);
+            Arc::new(Tried::open(&path, sink.committed()))
+        });
+        if !images.are_of_whole_listing() {
+            // Their rows stay, so they are part of the total.
+            progress.count_listed_before(sink.committed().len());
+        }
+        let choice = images.choice(&*sink);
+        let ended = self.run(sink, choice, tried.clone(), progress, stop).await;
+        if let Some(tried) = tried {
+            match &ended {
+                Ok((_, sink)) => tried.close(sink.committed()),
+                Err(_) => tried.close(&RoaringTreemap::new()),
             }
-            None => Choice::Resume(Box::new(sink.source_check())),
-        };
-        let rows = CommittedRows(sink);
-        let (ended, rows) = self.run(rows, choice, progress, stop).await?;
-        Ok((ended, rows.0))
+        }
+        ended
     }
 
     /// Classifies onto a stream: JSON Lines, in the order the answers come.
@@ -94,67 +151,95 @@ impl EmbeddedJob {
     ) -> Result<Ended, WorkerError> {
         // Whoever reads along wants rows as they come; there is no part to fill.
         self.config.sink.part_interval = STREAM_INTERVAL;
-        let rows = StreamRows::new(out, self.record.clone());
+        let sink = Box::new(StreamSink::new(out, self.record.clone()));
         Ok(self
-            .run(rows, Choice::Resume(Box::default()), progress, stop)
+            .run(sink, Choice::Resume(Box::default()), None, progress, stop)
             .await?
             .0)
     }
 
-    async fn run<R: Rows>(
+    async fn run(
         self,
-        rows: R,
+        sink: Box<dyn ResultSink>,
         choice: Choice,
+        tried: Option<Arc<Tried>>,
         progress: Arc<Progress>,
         stop: CancellationToken,
-    ) -> Result<(Ended, R), WorkerError> {
+    ) -> Result<(Ended, Box<dyn ResultSink>), WorkerError> {
         Role::ALL.into_iter().for_each(metrics::begin);
         let instances = self.engine.stats().instances;
         metrics::threads(Role::Infer.as_str(), instances);
-        let queues = Queues::new(&self.config, self.tensors_in_hand());
+        let queues = Queues::new(&self.config, self.tensors_in_flight());
         let tokens = Tokens::default();
-        let roles = self.start(rows, choice, &queues, &tokens, &progress)?;
+        let roles = self.start((sink, choice, tried), &queues, &tokens, &progress)?;
         let drain_timeout = self.config.shutdown.drain_timeout;
 
         tokio::select! {
             () = tokens.halt.cancelled() => {}
             () = stop.cancelled() => {}
         }
-        let Ok(drained) = timeout(drain_timeout, drain(roles, &queues, &tokens)).await else {
+        let drained = timeout(drain_timeout, drain(roles, &queues, &tokens)).await;
+        // What has failed first is the cause, and a drain that took too long only what followed.
+        if let Some(cause) = tokens.cause() {
+            return Err(cause);
+        }
+        let Ok(drained) = drained else {
             return Err(WorkerError::DrainTimeout {
                 after: drain_timeout,
             });
         };
-        let rows = drained?;
-        let complete = progress.total() == Some(rows.committed());
+        let Some(sink) = drained else {
+            return Err(WorkerError::Panicked { what: "the sink" });
+        };
+        let complete = progress.total() == Some(sink.committed().len());
         Ok((
             if complete {
                 Ended::Complete
             } else {
                 Ended::Stopped
             },
-            rows,
+            sink,
         ))
     }
 
-    fn start<R: Rows>(
+    fn start(
         &self,
-        rows: R,
-        choice: Choice,
+        (rows, choice, tried): (Box<dyn ResultSink>, Choice, Option<Arc<Tried>>),
         queues: &Queues,
         tokens: &Tokens,
         progress: &Arc<Progress>,
-    ) -> Result<Roles<R>, WorkerError> {
+    ) -> Result<Roles, WorkerError> {
         let config = &self.config;
         let model = ModelId {
             name: self.record.model.as_str().into(),
             version: self.record.model_version.as_str().into(),
         };
+        let planned = PlannedModel {
+            id: model.clone(),
+            plan: Arc::clone(&self.plan),
+            also: self.also.clone(),
+        };
+        let plan = JobPlan {
+            models: [planned].into(),
+            mode: self.rows.mode,
+            rows: Arc::new(Wanted::from(&self.rows)),
+            columns: self.record.columns.len() - self.engine.columns().len(),
+            image_deadline: None,
+        };
+        let jobs: Arc<dyn Jobs> = Arc::new(OneJob {
+            plan,
+            tried: tried.clone(),
+        });
+        let checkpoint: Arc<dyn ingest::Checkpoint> = match tried {
+            Some(tried) => tried,
+            None => Arc::new(ingest::NoCheckpoint),
+        };
         let settler = Settler {
             results: Arc::clone(&queues.results),
             retry: config.retry.clone(),
             progress: Arc::clone(progress),
-            said: None,
+            jobs,
+            reports: Reports::default(),
         };
 
         let ingest = Arc::new(ingest::Context {
@@ -162,27 +247,22 @@ impl EmbeddedJob {
             lane: Lane::default(),
             output: Arc::clone(&queues.tasks),
             window: 1,
+            start: ingest::Start::default(),
             place: ingest::Place::default(),
-            mark: ingest::uri_of,
+            checkpoint,
+            mark: ingest::no_mark,
+            fails: Some((settler.clone(), vec![model])),
             progress: Arc::clone(progress),
         });
-        let planned = PlannedModel {
-            id: model,
-            plan: Arc::clone(&self.plan),
-        };
-        let job = JobPlan {
-            models: [planned].into(),
-        };
-        let jobs: Arc<dyn Jobs> = Arc::new(OneJob(job));
         let preprocess = Arc::new(preprocess::Context {
             intake: Intake::new(
                 Role::Preprocess,
                 Arc::clone(&queues.tasks),
                 config.preprocess.in_flight(),
             ),
-            jobs: Arc::clone(&jobs),
             source: Arc::clone(&self.source),
-            pool: preprocess::PreparePool::start(&config.preprocess)?,
+            allowed: None,
+            pool: Arc::new(preprocess::PreparePool::start(&config.preprocess)?),
             output: Arc::new(QueueHop(Arc::clone(&queues.tensors))),
             settler: settler.clone(),
             progress: Arc::clone(progress),
@@ -191,17 +271,19 @@ impl EmbeddedJob {
             intake: Intake::new(
                 Role::Infer,
                 Arc::clone(&queues.tensors),
-                self.tensors_in_hand(),
+                self.tensors_in_flight(),
             ),
             engines: Arc::new(infer::OneEngine(Arc::clone(&self.engine))),
-            jobs,
             settler,
         });
         let sink = Arc::new(sink::Context {
             intake: Arc::clone(&queues.results),
             config: config.sink.clone(),
+            held: sink::HeldRows::new(config.share_of_budget()),
             max_failure_rate: self.max_failure_rate,
             progress: Arc::clone(progress),
+            shared: None,
+            committed: watch::Sender::new(sink::Counts::default()),
         });
 
         Ok(Roles {
@@ -218,9 +300,9 @@ impl EmbeddedJob {
     }
 }
 
-/// Stops the roles in the order of the pipeline, each after what reaches it has run dry, and
-/// returns the first error among them. A role that has ended keeps nobody waiting.
-async fn drain<R>(roles: Roles<R>, queues: &Queues, tokens: &Tokens) -> Result<R, WorkerError> {
+/// Stops the roles in the order of the pipeline, each after what reaches it has run dry. Gives the sink,
+/// unless it has failed. A role that has ended keeps nobody waiting.
+async fn drain(roles: Roles, queues: &Queues, tokens: &Tokens) -> Option<Box<dyn ResultSink>> {
     let Roles {
         ingest,
         preprocess,
@@ -228,19 +310,15 @@ async fn drain<R>(roles: Roles<R>, queues: &Queues, tokens: &Tokens) -> Result<R
         sink,
     } = roles;
     tokens.ingest.cancel();
-    let ingested = joined(ingest.await);
+    drop(ingest.await);
     tokens.preprocess.cancel();
-    let prepared = joined(preprocess.await);
+    drop(preprocess.await);
     run_dry(&queues.tensors, &infer).await;
     tokens.infer.cancel();
-    let inferred = joined(infer.await);
+    drop(infer.await);
     run_dry(&queues.results, &sink).await;
     tokens.sink.cancel();
-    let rows = joined(sink.await);
-    // A sink that stops makes the others fail too, so its word comes first.
-    let rows = rows?;
-    ingested.and(prepared).and(inferred)?;
-    Ok(rows)
+    sink.await.ok().flatten()
 }
 
 /// Waits until `consumer` has taken all that waits in `queue`, or has ended.
@@ -253,17 +331,12 @@ async fn run_dry<T: Message, E>(queue: &Arc<dyn Queue<T>>, consumer: &JoinHandle
     }
 }
 
-fn joined<T>(
-    ended: Result<Result<T, WorkerError>, tokio::task::JoinError>,
-) -> Result<T, WorkerError> {
-    ended.unwrap_or(Err(WorkerError::Panicked { what: "a role" }))
-}
-
-struct Roles<R> {
-    ingest: JoinHandle<Result<(), WorkerError>>,
-    preprocess: JoinHandle<Result<(), WorkerError>>,
-    infer: JoinHandle<Result<(), WorkerError>>,
-    sink: JoinHandle<Result<R, WorkerError>>,
+/// Roles at work; those that fail leave their error in [`Tokens`].
+struct Roles {
+    ingest: JoinHandle<Option<()>>,
+    preprocess: JoinHandle<Option<()>>,
+    infer: JoinHandle<Option<()>>,
+    sink: JoinHandle<Option<Box<dyn ResultSink>>>,
 }
 
 /// One token a role, and one that fires when a role fails or the sink has all rows.
@@ -274,35 +347,56 @@ struct Tokens {
     infer: CancellationToken,
     sink: CancellationToken,
     halt: CancellationToken,
+    /// The first error of a role.
+    cause: Arc<Mutex<Option<WorkerError>>>,
 }
 
 impl Tokens {
     /// Runs a role whose failure halts the others.
-    fn spawn<F>(&self, role: F) -> JoinHandle<Result<(), WorkerError>>
+    fn spawn<T, F>(&self, role: F) -> JoinHandle<Option<T>>
     where
-        F: Future<Output = Result<(), WorkerError>> + Send + 'static,
+        T: Send + 'static,
+        F: Future<Output = Result<T, WorkerError>> + Send + 'static,
+    {
+        let (halt, cause) = (self.halt.clone(), Arc::clone(&self.cause));
+        tokio::spawn(async move {
+            let panicked = |_| Err(WorkerError::Panicked { what: "a role" });
+            match AssertUnwindSafe(role)
+                .catch_unwind()
+                .await
+                .unwrap_or_else(panicked)
+            {
+                Ok(ended) => Some(ended),
+                Err(error) => {
+                    let mut cause = cause.lock().unwrap_or_else(PoisonError::into_inner);
+                    cause.get_or_insert(error);
+                    halt.cancel();
+                    None
+                }
+            }
+        })
+    }
+
+    /// Runs the role whose end, good or bad, is the end of the job.
+    fn spawn_last<T, F>(&self, role: F) -> JoinHandle<Option<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, WorkerError>> + Send + 'static,
     {
         let halt = self.halt.clone();
-        tokio::spawn(async move {
+        self.spawn(async move {
             let ended = role.await;
-            if ended.is_err() {
+            // A failure is noted first, as it makes the others fail.
+            if ended.is_ok() {
                 halt.cancel();
             }
             ended
         })
     }
 
-    /// Runs the role whose end, good or bad, is the end of the job.
-    fn spawn_last<T: Send + 'static, F>(&self, role: F) -> JoinHandle<T>
-    where
-        F: Future<Output = T> + Send + 'static,
-    {
-        let halted = self.halt.clone().drop_guard();
-        tokio::spawn(async move {
-            let ended = role.await;
-            drop(halted);
-            ended
-        })
+    fn cause(&self) -> Option<WorkerError> {
+        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.take()
     }
 }
 
@@ -314,29 +408,48 @@ struct Queues {
 }
 
 impl EmbeddedJob {
-    fn tensors_in_hand(&self) -> usize {
-        let max_batch = self.engine.stats().max_batch;
-        self.config.infer.tensors_in_hand(max_batch)
+    fn tensors_in_flight(&self) -> usize {
+        self.config.images_in_infer(&self.engine)
     }
 }
 
 impl Queues {
-    fn new(config: &WorkerConfig, tensors_in_hand: usize) -> Self {
+    fn new(config: &WorkerConfig, tensors_in_flight: usize) -> Self {
         let part_rows = config.sink.part_rows.get();
+        let bytes = config.share_of_budget();
         Self {
-            tasks: memory(Role::Ingest, 1024),
-            tensors: memory(Role::Preprocess, 2 * tensors_in_hand),
+            tasks: memory(Role::Ingest, 1024, u64::MAX),
+            tensors: memory(Role::Preprocess, 2 * tensors_in_flight, bytes),
             // The sink holds a whole part before it settles any of it.
-            results: memory(Role::Infer, part_rows + part_rows / 2 + 64),
+            results: memory(Role::Infer, part_rows + part_rows / 2 + 64, bytes),
         }
     }
 }
 
 /// A queue that `stage` publishes into.
-fn memory<T: Message>(stage: Role, capacity: usize) -> Arc<dyn Queue<T>> {
+fn memory<T: Message>(stage: Role, capacity: usize, max_bytes: u64) -> Arc<dyn Queue<T>> {
     Arc::new(MemoryQueue::new(MemoryQueueConfig {
         capacity,
+        max_bytes,
         stage: stage.as_str(),
         ..MemoryQueueConfig::default()
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_ends_with_the_first_error_and_not_with_what_followed_from_it() {
+        let tokens = Tokens::default();
+        let first = tokens.spawn(async { Err::<(), _>(WorkerError::LeaseLost) });
+        first.await.unwrap();
+        assert!(tokens.halt.is_cancelled());
+        let after = Duration::ZERO;
+        let second =
+            tokens.spawn_last(async move { Err::<(), _>(WorkerError::DrainTimeout { after }) });
+        second.await.unwrap();
+        assert!(matches!(tokens.cause(), Some(WorkerError::LeaseLost)));
+    }
 }

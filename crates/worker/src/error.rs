@@ -5,7 +5,7 @@ use std::time::Duration;
 use thiserror::Error;
 use trommel_infer::InferError;
 use trommel_queue::QueueError;
-use trommel_storage::{StorageError, StorageErrorKind};
+use trommel_storage::StorageError;
 
 /// What stops a job, as opposed to what fails one image.
 #[derive(Debug, Error)]
@@ -28,9 +28,17 @@ pub enum WorkerError {
         /// What panicked.
         what: &'static str,
     },
+    /// Threads hang in work that nobody waits for any more.
+    #[error(
+        "{threads} threads hang in images that were given up; look for a file system that does not answer, then start the process again"
+    )]
+    Hung {
+        /// How many.
+        threads: usize,
+    },
     /// A drain took longer than it may.
     #[error(
-        "what was in hand was not finished within {} of the stop; what is committed stays, and the same command resumes",
+        "what was in flight was not finished within {} of the stop; what is committed stays, and the same command resumes",
         humantime::format_duration(*after)
     )]
     DrainTimeout {
@@ -40,6 +48,30 @@ pub enum WorkerError {
     /// A setting or a file that the worker depends on cannot be used.
     #[error("{0}")]
     Settings(String),
+    /// A request, or the record of a job, cannot be carried out.
+    #[error("{0}")]
+    Request(String),
+    /// A model cannot be used.
+    #[error("{0}")]
+    Model(String),
+    /// A restarted listing does not list what was listed before.
+    #[error(
+        "the source does not list the first {listed} images that it listed before; give the job another output, or submit it again with --skip-existing, which compares by uri and etag"
+    )]
+    SourceChanged {
+        /// Images that were listed before.
+        listed: u64,
+    },
+    /// A record in the broker cannot be understood.
+    #[error(
+        "the record {key} in the broker cannot be read ({reason}); a newer version may have written it: upgrade this worker"
+    )]
+    Unreadable {
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// No folder of the repository has this name.
     #[error("there is no model {name} in {} (there are: {known})", root.display())]
     UnknownModel {
@@ -52,7 +84,7 @@ pub enum WorkerError {
     },
     /// A job began with a version that this worker does not have.
     #[error(
-        "model {name} is to be version {expected} for a running job, but {} has version {found}; give all workers the same models",
+        "model {name} has version {expected} in this job, but version {found} in {}; give all workers the same models",
         root.display()
     )]
     OtherVersion {
@@ -65,8 +97,30 @@ pub enum WorkerError {
         /// The repository.
         root: PathBuf,
     },
-    /// Another sink has taken over the job.
-    #[error("another sink has taken over the job")]
+    /// Work for a job whose record does not show that it has begun.
+    #[error("job {job} has not begun, as far as its record shows")]
+    NotBegun {
+        /// The job.
+        job: String,
+    },
+    /// An output that another job has not let go of yet.
+    #[error("the workers of job {job}, which has ended, have not let go of {output} yet")]
+    OutputBusy {
+        /// The output.
+        output: String,
+        /// The job.
+        job: String,
+    },
+    /// A listing that is begun again and again.
+    #[error(
+        "the listing was begun {starts} times without getting further; it may crash its worker: see the logs of the ingest workers"
+    )]
+    Attempts {
+        /// How often it was begun.
+        starts: u32,
+    },
+    /// Another worker has taken over the job.
+    #[error("another worker has taken over the job")]
     LeaseLost,
     /// No worker answers the control API.
     #[error("nobody answers: start a worker with the ingest role on this broker first")]
@@ -86,32 +140,4 @@ pub enum WorkerError {
         /// The share that is allowed.
         limit: f64,
     },
-}
-
-impl WorkerError {
-    /// Whether it came of the work on one image, so that others may fare better.
-    pub(crate) fn is_of_one_image(&self) -> bool {
-        matches!(self, Self::Panicked { .. })
-    }
-
-    /// Whether another attempt, here or elsewhere, may end differently.
-    pub(crate) fn is_transient(&self) -> bool {
-        match self {
-            Self::Storage(error) => is_transient(error),
-            Self::Queue(_) | Self::Thread(_) | Self::Panicked { .. } => true,
-            _ => false,
-        }
-    }
-}
-
-/// Whether a store may do later what it did not do now.
-pub(crate) fn is_transient(error: &StorageError) -> bool {
-    matches!(
-        error.kind(),
-        StorageErrorKind::Unreadable
-            | StorageErrorKind::WriteFailed
-            | StorageErrorKind::NoSpace
-            | StorageErrorKind::Locked
-            | StorageErrorKind::LostRace
-    )
 }

@@ -34,6 +34,12 @@ impl Fatal {
         }
     }
 
+    /// Whether there was an error.
+    pub(crate) fn has_failed(&self) -> bool {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        first.is_some()
+    }
+
     /// The first error, if there was one.
     pub(crate) fn into_result(self) -> Result<(), WorkerError> {
         match self

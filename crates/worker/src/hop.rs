@@ -1,15 +1,16 @@
 //! The way of a tensor from preprocess to infer: through a queue, or in memory.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use trommel_queue::Queue;
-use trommel_types::{Outcome, PreparedImage};
+use trommel_types::PreparedImage;
 
-use crate::disposition::TaskError;
+use crate::fault::TaskError;
 use crate::infer::Engines;
 use crate::job::ModelId;
-use crate::settle::{PreparedImageExt, Settler, message_id};
+use crate::settle::{Settler, message_id};
 
 /// Takes tensors from preprocess.
 #[async_trait]
@@ -44,12 +45,15 @@ pub(crate) struct LocalHop {
 #[async_trait]
 impl TensorHop for LocalHop {
     async fn hand_on(&self, tensor: PreparedImage, model: &ModelId) -> Result<(), TaskError> {
-        let engine = self.engines.engine(model).await?;
-        let scores = engine
-            .classify(tensor.pixels.clone(), tensor.image.lane)
+        let wanted = self.settler.jobs.rows(&tensor.image.job).await?;
+        let engine = self.engines.engine(model, &wanted).await?;
+        let asked = Instant::now();
+        let answer = engine
+            .answer(tensor.pixels.clone(), tensor.image.lane, &wanted)
             .await?;
+        self.settler.progress.add_answer(asked.elapsed());
         self.settler
-            .publish(tensor.outcome(Outcome::Ok(scores), 1, model))
+            .publish_answer(&tensor, 1, model, answer)
             .await?;
         Ok(())
     }

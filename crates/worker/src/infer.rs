@@ -1,33 +1,34 @@
 //! The infer role: hands tensors to the engine, which batches them, and publishes the answers.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
-use trommel_infer::Engine;
+use trommel_infer::{Engine, Wanted};
 use trommel_queue::Delivery;
-use trommel_types::{Outcome, PreparedImage};
+use trommel_types::PreparedImage;
 
 use crate::WorkerError;
-use crate::disposition::TaskError;
 use crate::fatal::Fatal;
+use crate::fault::TaskError;
 use crate::intake::Intake;
-use crate::job::{Jobs, ModelId};
-use crate::settle::{PreparedImageExt, Settler};
+use crate::job::{ModelId, check_due};
+use crate::settle::Settler;
 use crate::trace::image_span;
 
 /// The models at work in this process.
 #[async_trait]
 pub(crate) trait Engines: Send + Sync {
-    /// The engine of a model; started first, if need be.
+    /// The engine of a model that can give such rows; started first, if need be.
     ///
     /// # Errors
-    /// What stops this worker: it cannot run the model.
-    async fn engine(&self, model: &ModelId) -> Result<Arc<Engine>, WorkerError>;
+    /// Why the model cannot be run.
+    async fn engine(&self, model: &ModelId, wanted: &Wanted) -> Result<Arc<Engine>, WorkerError>;
 
-    /// Closes the batches in hand: no more images will come for a while.
+    /// Closes the open batches: no more images will come for a while.
     fn flush(&self);
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct OneEngine(pub(crate) Arc<Engine>);
 
 #[async_trait]
 impl Engines for OneEngine {
-    async fn engine(&self, _: &ModelId) -> Result<Arc<Engine>, WorkerError> {
+    async fn engine(&self, _: &ModelId, _: &Wanted) -> Result<Arc<Engine>, WorkerError> {
         Ok(Arc::clone(&self.0))
     }
 
@@ -49,19 +50,18 @@ impl Engines for OneEngine {
 pub(crate) struct Context {
     pub(crate) intake: Intake<PreparedImage>,
     pub(crate) engines: Arc<dyn Engines>,
-    pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) settler: Settler,
 }
 
 /// Classifies images until `shutdown` fires, then finishes the ones already started.
 ///
-/// The engine forms batches of whatever is in hand. A delivery is settled only after its answer is
+/// The engine forms batches of whatever is in flight. A delivery is settled only after its answer is
 /// stored by the results queue.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (in_flight, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
 
     let stopped = loop {
-        // Nothing more to come for now: what is in hand need not wait for a full batch.
+        // Nothing more to come for now: what is in flight need not wait for a full batch.
         let next = ctx.intake.next_delivery(|| ctx.engines.flush());
         let (delivery, permit) = match fatal.token().run_until_cancelled(next).await {
             None => break Ok(()),
@@ -94,15 +94,29 @@ async fn classify_one(
     model: &ModelId,
 ) -> Result<(), TaskError> {
     let image = delivery.message();
-    if ctx.jobs.is_over(&image.image.job) {
+    if ctx.settler.jobs.is_over(&image.image.job) {
         return Ok(()); // nobody waits for its row any more
     }
-    ctx.settler.check_attempt(delivery.attempt())?;
-    let engine = ctx.engines.engine(model).await?;
-    let scores = engine
-        .classify(image.pixels.clone(), image.image.lane)
+    ctx.settler.check_attempt(delivery).await?;
+    check_due(image.due_at)?;
+    let wanted = ctx.settler.jobs.rows(&image.image.job).await?;
+    let engine = ctx.engines.engine(model, &wanted).await?;
+    if !engine.is_prepared(&wanted) {
+        // The embeddings of labels take seconds; all images of the job wait for the same ones.
+        let (engine, wanted) = (Arc::clone(&engine), Arc::clone(&wanted));
+        let prepared = tokio::task::spawn_blocking(move || engine.prepare(&wanted)).await;
+        prepared.map_err(|_| WorkerError::Panicked {
+            what: "preparing labels",
+        })??;
+    }
+    let asked = Instant::now();
+    let answer = engine
+        .answer(image.pixels.clone(), image.image.lane, &wanted)
         .await?;
-    let answer = image.outcome(Outcome::Ok(scores), delivery.attempt(), model);
-    ctx.settler.publish(answer).await?; // returns once stored
+    let settler = &ctx.settler;
+    settler.progress.add_answer(asked.elapsed());
+    settler
+        .publish_answer(image, delivery.attempt(), model, answer)
+        .await?; // returns once stored
     Ok(())
 }

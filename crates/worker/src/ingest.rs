@@ -1,17 +1,30 @@
 //! The ingest role: lists the source and publishes one task an image.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use async_trait::async_trait;
+use futures::future::BoxFuture;
 use futures::stream::{BoxStream, FuturesOrdered};
 use futures::{FutureExt, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument, warn_span};
-use trommel_queue::Queue;
-use trommel_storage::{Existing, Found, SourceCheck, StorageError};
-use trommel_types::{ImageRef, Lane};
+use trommel_queue::{Queue, QueueErrorKind};
+use trommel_sink::{Existing, FailedImage, SourceCheck};
+use trommel_source::Found;
+use trommel_storage::StorageError;
+use trommel_types::{Content, ErrorKind, Failure, ImageRef, Lane};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::again::{Again, Late};
+use crate::job::ModelId;
+use crate::settle::{Settler, Subject};
 use crate::{Progress, WorkerError, trace};
+
+/// Images that are announced at once at most.
+const CHUNK: usize = 4096;
 
 /// What the ingest role works with, for one job.
 pub(crate) struct Context {
@@ -20,39 +33,103 @@ pub(crate) struct Context {
     pub(crate) output: Arc<dyn Queue<ImageRef>>,
     /// Publishes that may be under way at once, at least 1.
     pub(crate) window: usize,
+    pub(crate) start: Start,
     pub(crate) place: Place,
-    /// What the place is noted as, once the task of an image is stored.
+    pub(crate) checkpoint: Arc<dyn Checkpoint>,
+    /// What the place is noted as, once the task of an image is stored; see [`no_mark`].
     pub(crate) mark: fn(&Found) -> String,
+    /// Ends an image that gets no task, because no message can hold it or it is gone, with a failed row
+    /// for each model.
+    pub(crate) fails: Option<(Settler, Vec<ModelId>)>,
     pub(crate) progress: Arc<Progress>,
+}
+
+/// Where a listing begins, and what it has to repeat.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Start {
+    /// The index of the first image that is listed.
+    pub(crate) first: u64,
+    /// Images before this index have their task stored.
+    pub(crate) stored: u64,
+    /// What an earlier listing has announced: the hash of the uris before an index.
+    pub(crate) announced: Announced,
+    /// Follows the id of each task, so that a message that was lost may be sent once more.
+    pub(crate) generation: String,
+}
+
+/// A place in a listing, with what is before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Announced {
+    /// Images before it.
+    pub index: u64,
+    /// The running hash of their uris: XXH3 of each uri, seeded with the hash of those before it.
+    pub hash: u64,
+}
+
+impl Announced {
+    fn pass(self, uri: &str) -> Self {
+        Self {
+            index: self.index + 1,
+            hash: xxh3_64_with_seed(uri.as_bytes(), self.hash),
+        }
+    }
+}
+
+/// Where a listing is noted, so that another process can go on with it.
+#[async_trait]
+pub(crate) trait Checkpoint: Send + Sync {
+    /// Notes that the tasks of all images before this place may be published. Called before the first of
+    /// them is.
+    async fn announce(&self, to: Announced) -> Result<(), WorkerError>;
+
+    /// Waits until the job has room for more images in flight, and gives for how many, at least 1.
+    async fn room(&self) -> Result<u64, WorkerError>;
+}
+
+/// The checkpoint of a run whose rows are kept nowhere: its queues are bounded.
+pub(crate) struct NoCheckpoint;
+
+#[async_trait]
+impl Checkpoint for NoCheckpoint {
+    async fn announce(&self, _: Announced) -> Result<(), WorkerError> {
+        Ok(())
+    }
+
+    async fn room(&self) -> Result<u64, WorkerError> {
+        Ok(u64::MAX)
+    }
 }
 
 /// How far a listing is. All images before `index` have their task stored, or are committed.
 #[derive(Debug, Default)]
-pub(crate) struct Place(Mutex<(u64, Option<String>)>);
+pub(crate) struct Place(Mutex<(u64, String)>);
 
 impl Place {
-    /// Behind the image `uri`, which was the last of `index`.
-    pub(crate) fn at(index: u64, uri: Option<String>) -> Self {
-        Self(Mutex::new((index, uri)))
+    /// Behind `index` images.
+    pub(crate) fn at(index: u64) -> Self {
+        Self(Mutex::new((index, String::new())))
     }
 
-    /// The number of images passed, and the last one's uri.
-    pub(crate) fn get(&self) -> (u64, Option<String>) {
+    /// The number of images passed, and the mark of the last one.
+    pub(crate) fn get(&self) -> (u64, String) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    fn pass(&self, uri: String) {
+    fn reach(&self, index: u64, mark: Option<String>) {
         let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *place = (place.0 + 1, Some(uri));
+        place.0 = index;
+        if let Some(mark) = mark {
+            place.1 = mark;
+        }
     }
 }
 
-/// The mark of images in a listing that repeats itself.
-pub(crate) fn uri_of(found: &Found) -> String {
-    found.uri.clone()
+/// The mark of images in a listing that repeats itself: its index says it all.
+pub(crate) fn no_mark(_: &Found) -> String {
+    String::new()
 }
 
 /// Which images of a listing still need a row, and of which index.
@@ -61,37 +138,82 @@ pub(crate) enum Choice {
     Resume(Box<SourceCheck>),
     /// Those that have no row yet, whatever its index.
     Extend(Existing),
+    /// Those whose row is failed.
+    Retry(Box<Again>),
+    /// Of those of another choice, a random sample by the index of their row.
+    Sample(Box<Choice>, Share),
+}
+
+/// A share of all indices, the same ones each time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Share(pub(crate) f64);
+
+impl Share {
+    fn holds(self, index: u64) -> bool {
+        // Another seed than that of any other choice by hash.
+        let hash = xxh3_64_with_seed(&index.to_le_bytes(), 0x6361_7363_6164_6531);
+        (hash as f64) < self.0 * u64::MAX as f64
+    }
 }
 
 impl Choice {
-    /// Whether the image at this place of the listing counts as one of the job's, and the index of
-    /// the row to make.
-    fn choose(&mut self, place: u64, found: &Found) -> Result<(bool, Option<u64>), StorageError> {
+    /// Whether the image at this place of the listing counts as one of the job's; with the index of
+    /// the row to make, if it needs one.
+    fn choose(
+        &mut self,
+        place: u64,
+        found: Found,
+    ) -> Result<(bool, Option<(u64, Found)>), StorageError> {
         Ok(match self {
             Self::Resume(check) => {
                 let committed = check.observe(place, &found.uri)?;
-                (true, Some(place).filter(|_| !committed))
+                (true, Some((place, found)).filter(|_| !committed))
             }
             Self::Extend(existing) => {
-                let index = existing.index_for(found);
-                (index.is_some(), index)
+                let index = existing.index_for(&found.uri, found.etag.as_deref());
+                (index.is_some(), index.map(|index| (index, found)))
             }
+            Self::Retry(again) => {
+                let chosen = again.observe(place, found)?;
+                (chosen.is_some(), chosen)
+            }
+            // What has its row counts as done.
+            Self::Sample(choice, share) => match choice.choose(place, found)? {
+                (counts, Some((index, found))) if share.holds(index) => {
+                    (counts, Some((index, found)))
+                }
+                (_, Some(_)) => (false, None),
+                (counts, None) => (counts, None),
+            },
         })
     }
 
-    fn finish(self, listed: u64) -> Result<(), StorageError> {
-        match self {
-            Self::Resume(check) => check.finish(listed),
-            Self::Extend(_) => Ok(()),
-        }
+    /// What is left when the whole listing was observed.
+    ///
+    /// # Errors
+    /// When images are committed beyond it.
+    fn finish(&mut self, listed: u64) -> Result<impl Iterator<Item = Late> + use<>, StorageError> {
+        let choice = match self {
+            Self::Sample(choice, _) => &mut **choice,
+            choice => choice,
+        };
+        let late = match choice {
+            Self::Resume(check) => {
+                std::mem::take(check).finish(listed)?;
+                None
+            }
+            Self::Extend(_) | Self::Sample(..) => None,
+            Self::Retry(again) => Some(std::mem::take(again).finish()),
+        };
+        Ok(late.into_iter().flatten())
     }
 }
 
-/// Publishes a task for every image of `listing`, which begins at the context's place, that is not
-/// committed yet, in order, then stores the total. Stops early, with no total, when `shutdown`
-/// fires.
+/// Publishes a task for every image of `listing` that is not committed yet, in order, then stores the
+/// total. Stops early, with no total, when `shutdown` fires.
 ///
-/// `choice` holds what earlier runs have committed.
+/// `choice` holds what earlier runs have committed. Nothing that an earlier listing has announced is
+/// published before this one has listed the same.
 ///
 /// # Errors
 /// When the source cannot be listed, or does not list what it listed before.
@@ -101,56 +223,182 @@ pub(crate) async fn run(
     mut choice: Choice,
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
-    let (mut place, _) = ctx.place.get();
-    let mut publishing = FuturesOrdered::new();
-    loop {
-        let next = async {
-            if publishing.len() >= ctx.window {
-                return Step::Stored(publishing.next().await);
-            }
-            tokio::select! {
-                biased;
-                stored = publishing.next(), if !publishing.is_empty() => Step::Stored(stored),
-                found = listing.next() => Step::Listed(found),
-            }
-        };
-        match shutdown.run_until_cancelled(next).await {
-            None => return Ok(()),
-            Some(Step::Stored(stored)) => ctx.place.pass(stored.transpose()?.unwrap_or_default()),
-            Some(Step::Listed(Some(found))) => {
-                let found = found?;
-                let (counts, index) = choice.choose(place, &found)?;
-                if counts {
-                    ctx.progress.count_listed();
-                }
-                publishing.push_back(publish(&ctx, index, found).boxed());
-                place += 1;
-            }
-            Some(Step::Listed(None)) => break,
-        }
-    }
-    while let Some(stored) = match shutdown.run_until_cancelled(publishing.next()).await {
-        None => return Ok(()),
-        Some(stored) => stored.transpose()?,
-    } {
-        ctx.place.pass(stored);
-    }
-    choice.finish(place)?;
+    let all = list(&ctx, &mut listing, &mut choice);
+    let Some(listed) = shutdown.run_until_cancelled(all).await else {
+        return Ok(());
+    };
+    listed?;
     ctx.progress.listing_ended();
     Ok(())
 }
 
-enum Step {
-    Stored(Option<Result<String, WorkerError>>),
-    Listed(Option<Result<Found, StorageError>>),
+/// Lists all of it. Cancel-safe: what was announced and not published is published by
+/// the next listing.
+async fn list(
+    ctx: &Context,
+    listing: &mut BoxStream<'static, Result<Found, StorageError>>,
+    choice: &mut Choice,
+) -> Result<(), WorkerError> {
+    let mut chunks = listing.ready_chunks(CHUNK);
+    let mut publishing = Publishing {
+        ctx,
+        under_way: FuturesOrdered::new(),
+        room: 0,
+    };
+    let mut at = Announced {
+        index: ctx.start.first,
+        hash: 0,
+    };
+    let expected = ctx.start.announced;
+    let mut tasks = Vec::new();
+    while let Some(chunk) = publishing.alongside(chunks.next()).await? {
+        for found in chunk {
+            let found = found?;
+            let (place, is_stored) = (at.index, at.index < ctx.start.stored);
+            at = at.pass(&found.uri);
+            if let (Choice::Extend(_), Some(etag)) = (&*choice, &found.etag) {
+                // Another version of an image may be one more, or one less.
+                at.hash = xxh3_64_with_seed(etag.as_bytes(), at.hash);
+            }
+            let (counts, chosen) = choice.choose(place, found)?;
+            if counts {
+                ctx.progress.count_listed();
+            }
+            if at.index == expected.index && at.hash != expected.hash {
+                return Err(ctx.changed());
+            }
+            if let (Some((index, found)), false) = (chosen, is_stored) {
+                tasks.push((at.index, index, found));
+            }
+        }
+        if at.index < expected.index {
+            continue; // not yet known to be the same
+        }
+        if at.index > expected.index {
+            publishing.alongside(ctx.checkpoint.announce(at)).await??;
+        }
+        publishing.publish(std::mem::take(&mut tasks)).await?;
+    }
+    if at.index < expected.index {
+        return Err(ctx.changed());
+    }
+    for late in choice.finish(at.index)? {
+        ctx.progress.count_listed();
+        match late {
+            Late::Moved(index, found) => {
+                publishing.publish(vec![(at.index, index, found)]).await?;
+            }
+            Late::Gone(image, failure) => fail(ctx, image, failure).await?,
+        }
+    }
+    publishing.finish().await?;
+    ctx.place.reach(at.index, None);
+    Ok(())
 }
 
-/// Publishes the task of an image if it is to have a row; gives its mark.
-async fn publish(ctx: &Context, index: Option<u64>, found: Found) -> Result<String, WorkerError> {
-    let mark = (ctx.mark)(&found);
-    let Some(index) = index else {
-        return Ok(mark);
+/// Publishes the failed rows of an image that is gone.
+async fn fail(ctx: &Context, image: FailedImage, failure: Failure) -> Result<(), WorkerError> {
+    let Some((settler, models)) = &ctx.fails else {
+        return Ok(());
     };
+    let image = ImageRef {
+        job: Arc::clone(&ctx.job),
+        index: image.index,
+        lane: ctx.lane,
+        uri: image.uri,
+        content: Content::Whole,
+        etag: image.etag,
+        size: None,
+        columns: image.columns,
+    };
+    for model in models {
+        let row = image.failed(failure.clone(), 1, model);
+        settler.publish(row).await?;
+    }
+    Ok(())
+}
+
+/// An image whose task is stored.
+struct Stored {
+    /// The place behind it.
+    place: u64,
+    mark: String,
+}
+
+/// Tasks on their way to the queue, in order.
+struct Publishing<'a> {
+    ctx: &'a Context,
+    under_way: FuturesOrdered<BoxFuture<'a, Result<Stored, WorkerError>>>,
+    /// Images that may still be published before the next look at the room.
+    room: u64,
+}
+
+impl<'a> Publishing<'a> {
+    /// Does `work` while publishes go on.
+    async fn alongside<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WorkerError> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                Some(stored) = self.under_way.next(), if !self.under_way.is_empty() => {
+                    self.pass(stored?);
+                }
+                done = &mut work => return Ok(done),
+            }
+        }
+    }
+
+    /// Publishes tasks of images, each given with the place behind it and its index.
+    async fn publish(&mut self, tasks: Vec<(u64, u64, Found)>) -> Result<(), WorkerError> {
+        for (place, index, found) in tasks {
+            while self.under_way.len() >= self.ctx.window {
+                self.pass_one().await?;
+            }
+            if self.room == 0 {
+                let checkpoint = Arc::clone(&self.ctx.checkpoint);
+                self.room = self.alongside(checkpoint.room()).await??;
+            }
+            self.room -= 1;
+            let ctx = self.ctx;
+            let stored = async move {
+                let mark = (ctx.mark)(&found);
+                publish(ctx, index, found).await?;
+                Ok(Stored { place, mark })
+            };
+            self.under_way.push_back(stored.boxed());
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<(), WorkerError> {
+        while !self.under_way.is_empty() {
+            self.pass_one().await?;
+        }
+        Ok(())
+    }
+
+    async fn pass_one(&mut self) -> Result<(), WorkerError> {
+        if let Some(stored) = self.under_way.next().await {
+            self.pass(stored?);
+        }
+        Ok(())
+    }
+
+    fn pass(&self, stored: Stored) {
+        self.ctx.place.reach(stored.place, Some(stored.mark));
+    }
+}
+
+impl Context {
+    fn changed(&self) -> WorkerError {
+        WorkerError::SourceChanged {
+            listed: self.start.announced.index,
+        }
+    }
+}
+
+/// Publishes the task of an image.
+async fn publish(ctx: &Context, index: u64, found: Found) -> Result<(), WorkerError> {
     let image = ImageRef {
         job: Arc::clone(&ctx.job),
         index,
@@ -161,10 +409,143 @@ async fn publish(ctx: &Context, index: Option<u64>, found: Found) -> Result<Stri
         size: found.size,
         columns: found.columns,
     };
-    let id = format!("{}/{index}", ctx.job);
+    let id = format!("{}/{index}{}", ctx.job, ctx.start.generation);
     // Here the trace of an image begins.
     let span = trace::named(warn_span!("ingest.image", image_id = id, trace_id = Empty));
-    let published = ctx.output.publish(&id, image).instrument(span);
-    published.await?; // waits while the queue is full
-    Ok(mark)
+    let Some((settler, models)) = &ctx.fails else {
+        let published = ctx.output.publish(&id, image).instrument(span);
+        published.await?; // waits while the queue is full
+        return Ok(());
+    };
+    match ctx
+        .output
+        .publish(&id, image.clone())
+        .instrument(span)
+        .await
+    {
+        Ok(_) => {}
+        Err(error) if error.kind() == QueueErrorKind::TooLarge => {
+            let failure = Failure {
+                kind: ErrorKind::TooLarge,
+                error: error.to_string(),
+            };
+            for model in models {
+                settler
+                    .publish(image.failed(failure.clone(), 1, model))
+                    .await?;
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+    use trommel_queue::{MemoryQueue, MemoryQueueConfig};
+
+    /// Notes what is announced, and refuses that anything is published before.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<Announced>>);
+
+    #[async_trait]
+    impl Checkpoint for Notes {
+        async fn announce(&self, to: Announced) -> Result<(), WorkerError> {
+            self.0.lock().unwrap().push(to);
+            Ok(())
+        }
+
+        async fn room(&self) -> Result<u64, WorkerError> {
+            assert!(!self.0.lock().unwrap().is_empty(), "nothing was announced");
+            Ok(2)
+        }
+    }
+
+    fn found(uri: &str) -> Result<Found, StorageError> {
+        Ok(Found {
+            uri: uri.to_owned(),
+            content: Content::Whole,
+            etag: None,
+            size: None,
+            columns: Vec::new(),
+        })
+    }
+
+    /// Lists these uris from `start`; gives what was published and announced.
+    async fn listed(
+        uris: &[&str],
+        start: Start,
+    ) -> (Result<(), WorkerError>, Vec<u64>, Option<Announced>) {
+        let queue: Arc<dyn Queue<ImageRef>> =
+            Arc::new(MemoryQueue::new(MemoryQueueConfig::default()));
+        let notes = Arc::new(Notes::default());
+        if start.announced.index > 0 {
+            notes.0.lock().unwrap().push(start.announced);
+        }
+        let ctx = Context {
+            job: "job".into(),
+            lane: Lane::default(),
+            output: Arc::clone(&queue),
+            window: 3,
+            place: Place::at(start.stored),
+            start,
+            checkpoint: Arc::clone(&notes) as Arc<dyn Checkpoint>,
+            mark: no_mark,
+            fails: None,
+            progress: Arc::default(),
+        };
+        let images: Vec<_> = uris.iter().map(|uri| found(uri)).collect();
+        let images = stream::iter(images).boxed();
+        let choice = Choice::Resume(Box::default());
+        let ended = run(Arc::new(ctx), images, choice, CancellationToken::new()).await;
+        let pulled = queue.pull(100, std::time::Duration::ZERO).await.unwrap();
+        let indices = pulled.iter().map(|task| task.message().index).collect();
+        let last = notes.0.lock().unwrap().last().copied();
+        (ended, indices, last)
+    }
+
+    #[tokio::test]
+    async fn what_is_published_was_announced_before() {
+        let (ended, indices, last) = listed(&["a", "b", "c"], Start::default()).await;
+        ended.unwrap();
+        assert_eq!(indices, [0, 1, 2]);
+        assert_eq!(last.unwrap().index, 3);
+    }
+
+    #[tokio::test]
+    async fn a_restarted_listing_goes_on_where_the_last_one_was() {
+        let (_, _, announced) = listed(&["a", "b", "c"], Start::default()).await;
+        let start = Start {
+            stored: 1,
+            announced: announced.unwrap(),
+            ..Start::default()
+        };
+        let (ended, indices, last) = listed(&["a", "b", "c", "d"], start).await;
+        ended.unwrap();
+        assert_eq!(indices, [1, 2, 3]);
+        assert_eq!(last.unwrap().index, 4);
+    }
+
+    #[tokio::test]
+    async fn a_source_that_changed_is_noticed_before_anything_is_published() {
+        // R3: images between the checkpoint and what was published were listed again by index, so that one
+        // was lost and one doubled.
+        let (_, _, announced) = listed(&["a", "b", "c"], Start::default()).await;
+        let start = Start {
+            stored: 1,
+            announced: announced.unwrap(),
+            ..Start::default()
+        };
+        for changed in [&["a", "a2", "b", "c"][..], &["a", "c"], &["b", "c", "d"]] {
+            let (ended, indices, _) = listed(changed, start.clone()).await;
+            let error = ended.unwrap_err();
+            assert!(
+                matches!(error, WorkerError::SourceChanged { listed: 3 }),
+                "{error}"
+            );
+            assert_eq!(indices, Vec::<u64>::new(), "{changed:?}");
+        }
+    }
 }

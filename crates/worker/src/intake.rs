@@ -16,7 +16,7 @@ const EXPIRY: Duration = Duration::from_secs(30);
 /// Deliveries taken at once at most; a request for one costs a broker as much as one for many.
 const PULL: usize = 64;
 
-/// Work is in hand while this lives.
+/// Work is in flight while this lives.
 pub(crate) struct InHand {
     _permit: OwnedSemaphorePermit,
     _in_flight: InFlight,

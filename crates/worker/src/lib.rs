@@ -4,51 +4,83 @@
 //! into a tensor; *infer* runs tensors through the model in batches; *sink* commits the answers as
 //! parts. [`EmbeddedJob`] runs all four in one process, joined by in-process queues; a [`Worker`]
 //! runs some of them over a broker, for jobs that a [`Client`] submits; [`Progress`] counts what
-//! they do; [`WorkerConfig`] says how they work.
+//! they do; [`WorkerConfig`] says how they work. [`Answers`] classifies single images for those who wait
+//! for the answer, without any queue.
 //!
 //! Guarantees. A stage settles a delivery only after its output is stored, so a crash at any point
 //! repeats an image and never loses one; the sink drops what is committed already, so that every
 //! image ends in exactly one row. An error of one image becomes its row (`status = failed`); only
 //! [`WorkerError`] stops a job. Which errors are retried is decided in one place,
-//! `disposition.rs`.
+//! `fault.rs`.
 //!
 //! Deliberately absent: arguments, environment, signals and terminals, which are the binary's.
 
+mod admission;
+mod again;
+mod allow;
+mod asked_rows;
+mod byte_budget;
 mod calibration;
+mod clock;
 mod config;
 mod cpu_pool;
-mod disposition;
 mod distributed;
 mod embedded;
 mod error;
 mod fatal;
+mod fault;
 mod hop;
 mod infer;
 mod ingest;
 mod intake;
 mod job;
+mod live;
+mod live_engine;
+mod live_urls;
 mod metrics;
+mod permissions;
 mod preprocess;
 mod progress;
 mod readiness;
+mod reports;
+mod request_times;
 mod rows;
+mod serve_config;
 mod settle;
 mod sink;
+mod times;
 mod trace;
+mod trial;
+mod tried;
+mod tuned;
 
-pub use calibration::engine_options;
+pub use allow::{Allowed, Refusal};
+pub use calibration::{Quiet, engine_options, machine_name, start_engine};
 pub use config::{
-    InferConfig, IngestConfig, LogFormat, OtlpProtocol, PreprocessConfig, RetryPolicy,
-    ShutdownConfig, SinkConfig, TelemetryConfig, WorkerConfig,
+    AccessConfig, InferConfig, IngestConfig, LiveConfig, LogFormat, OtlpProtocol, PreprocessConfig,
+    RetryPolicy, ShutdownConfig, SinkConfig, TelemetryConfig, WorkerConfig, is_source_name,
 };
 pub use distributed::{
-    Client, Counted, HopKind, Job, JobId, JobModel, JobReasons, JobState, JobStatus, Listing,
-    ModelReply, ModelStatus, OldImage, Presence, Registry, Role, Said, StageReasons, StageStatus,
-    StageWork, SubmitReply, Submitted, Worker, WorkerOptions,
+    Client, Counted, DeadLetter, Holder, HopKind, Job, JobId, JobPage, JobProgress, JobReasons,
+    JobState, JobStatus, JobStore, ListRequest, Listing, ModelReply, ModelStatus, OldImage,
+    Presence, Reason, ReasonKind, RetryReply, RetryRequest, Rows, StageReasons, StageStatus,
+    StageWork, SubmitReply, Submitted, Worker, WorkerOptions, fleet_usage,
 };
-pub use embedded::{EmbeddedJob, Ended};
+pub use embedded::{EmbeddedJob, Ended, Images, job_record};
 pub use error::WorkerError;
+pub use ingest::Announced;
+pub use live::{Admitted, Answers, LiveModel, LiveRequest, NotAnswered, ServedModel};
+pub use live_engine::{LiveEngine, Remote};
+pub use live_urls::{LiveUrls, UrlFault, UrlFaultKind};
 pub use metrics::describe_metrics;
+pub use permissions::nats_permissions;
 pub use progress::{FailureCount, Progress, Task};
 pub use readiness::Readiness;
+pub use reports::PutOff;
+pub use request_times::{RequestWork, request_ended};
+pub use serve_config::ServeConfig;
+pub use times::{Percentiles, TimeCounts};
+pub use trial::{Trial, TrialOutcome, TrialSink};
 pub use trommel_infer::measure_devices;
+pub use trommel_types::Role;
+pub use tuned::{Tuned, TunedProfile};

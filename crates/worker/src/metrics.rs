@@ -27,6 +27,8 @@ const COMMITTED_ROWS: &str = "trommel_committed_rows_total";
 const PARTS: &str = "trommel_parts_total";
 const MODEL_LOADS: &str = "trommel_model_loads_total";
 const MODEL_LOAD: &str = "trommel_model_load_seconds";
+const REQUEST_QUEUE: &str = "trommel_request_queue_seconds";
+const REQUEST_SERVICE: &str = "trommel_request_service_seconds";
 const THREADS: &str = "trommel_threads";
 
 /// Describes all metrics to the recorder that is installed.
@@ -35,13 +37,13 @@ pub fn describe_metrics() {
     trommel_infer::describe_metrics();
     describe_counter!(
         DELIVERIES,
-        "Deliveries whose work has ended, by what the queue was told"
+        "Deliveries whose work has ended, by their disposition"
     );
     describe_counter!(
         REDELIVERIES,
         "Deliveries that were not the first of their message"
     );
-    describe_gauge!(IN_FLIGHT, "Deliveries in hand");
+    describe_gauge!(IN_FLIGHT, "Deliveries in flight");
     describe_histogram!(
         QUEUE_WAIT,
         Unit::Seconds,
@@ -73,6 +75,9 @@ pub fn describe_metrics() {
 /// Shows the counters of a role from its start, so that a rate can be told of the first event.
 pub(crate) fn begin(role: Role) {
     let stage = role.as_str();
+    if role.input().is_none() {
+        return; // it takes no deliveries
+    }
     for disposition in ["done", "retry", "dead_letter"] {
         counter!(DELIVERIES, "stage" => stage, "disposition" => disposition).increment(0);
     }
@@ -81,7 +86,7 @@ pub(crate) fn begin(role: Role) {
     match role {
         Role::Ingest => counter!(LISTED).increment(0),
         Role::Preprocess => counter!(FETCHED_BYTES).increment(0),
-        Role::Infer => {}
+        Role::Infer | Role::Serve => {}
         Role::Sink => {
             for status in ["ok", "failed"] {
                 counter!(ROWS, "status" => status).increment(0);
@@ -116,14 +121,14 @@ pub(crate) fn done(role: Role) -> (u64, Duration) {
     let (images, time) = match role {
         Role::Ingest => (&DONE.listed, None),
         Role::Preprocess => (&DONE.prepared, Some(&DONE.preparing)),
-        Role::Infer => return (0, Duration::ZERO),
+        Role::Infer | Role::Serve => return (0, Duration::ZERO),
         Role::Sink => (&DONE.committed, Some(&DONE.committing)),
     };
     let nanos = time.map_or(0, |time| time.load(Relaxed));
     (images.load(Relaxed), Duration::from_nanos(nanos))
 }
 
-/// A delivery in hand.
+/// A delivery in flight.
 pub(crate) struct InFlight(Gauge);
 
 impl Drop for InFlight {
@@ -132,7 +137,7 @@ impl Drop for InFlight {
     }
 }
 
-/// A delivery was handed to a stage; it is in hand for as long as the guard lives.
+/// A delivery was handed to a stage; it is in flight for as long as the guard lives.
 pub(crate) fn delivered<T>(stage: &'static str, delivery: &Delivery<T>) -> InFlight {
     if delivery.attempt() > 1 {
         counter!(REDELIVERIES, "stage" => stage).increment(1);
@@ -144,7 +149,7 @@ pub(crate) fn delivered<T>(stage: &'static str, delivery: &Delivery<T>) -> InFli
     InFlight(in_flight)
 }
 
-/// The queue was told what became of a delivery.
+/// A delivery was settled.
 pub(crate) fn settled(stage: &'static str, disposition: &Disposition) {
     let disposition = match disposition {
         Disposition::Done => "done",
@@ -206,6 +211,12 @@ pub(crate) fn committed(rows: u64) {
 pub(crate) fn loaded(model: &str, time: Duration) {
     counter!(MODEL_LOADS, "model" => model.to_owned()).increment(1);
     histogram!(MODEL_LOAD, "model" => model.to_owned()).record(time);
+}
+
+/// An image of a request has waited for a thread, and was decoded and resized on it.
+pub(crate) fn request_prepared(waited: Duration, worked: Duration) {
+    histogram!(REQUEST_QUEUE, "stage" => "decode").record(waited);
+    histogram!(REQUEST_SERVICE, "stage" => "decode").record(worked);
 }
 
 /// A stage works on this many threads from now on, until told otherwise.

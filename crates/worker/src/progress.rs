@@ -3,9 +3,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
 use trommel_types::{Classification, ErrorKind, Outcome};
 
 use crate::metrics;
+use crate::times::{TimeCounts, Times};
 
 /// What a job has done so far, for progress bars and summaries.
 ///
@@ -14,15 +16,30 @@ use crate::metrics;
 pub struct Progress {
     listed: AtomicU64,
     listing_done: AtomicBool,
+    /// Notified when `listing_done` is set.
+    ended: Notify,
     resumed: AtomicU64,
     ok: AtomicU64,
     failed: AtomicU64,
     committed: AtomicU64,
+    committed_bytes: AtomicU64,
     parts: AtomicU64,
     retried: AtomicU64,
     bytes: AtomicU64,
+    from_s3: AtomicU64,
     failures: Mutex<BTreeMap<ErrorKind, FailureCount>>,
     work: Work,
+    times: StageTimes,
+}
+
+/// How long each kind of work takes, of which `infer` is the wait for a batch and its computation.
+#[derive(Debug, Default)]
+struct StageTimes {
+    fetch: Times,
+    decode: Times,
+    resize: Times,
+    infer: Times,
+    commit: Times,
 }
 
 /// Failures of one kind.
@@ -94,6 +111,11 @@ impl Progress {
         self.committed.load(Relaxed)
     }
 
+    /// Rows of this run that are known and not durable yet.
+    pub fn pending(&self) -> u64 {
+        (self.ok() + self.failed()).saturating_sub(self.committed())
+    }
+
     /// Parts written by this run.
     pub fn parts(&self) -> u64 {
         self.parts.load(Relaxed)
@@ -136,10 +158,21 @@ impl Progress {
     pub(crate) fn set_listed(&self, images: u64, ended: bool) {
         self.listed.store(images, Relaxed);
         self.listing_done.store(ended, Relaxed);
+        self.ended.notify_waiters();
     }
 
     pub(crate) fn listing_ended(&self) {
         self.listing_done.store(true, Relaxed);
+        self.ended.notify_waiters();
+    }
+
+    /// Waits until the listing has ended, or is looked at again. Cancel-safe.
+    pub(crate) async fn until_listed(&self) {
+        let mut ended = std::pin::pin!(self.ended.notified());
+        ended.as_mut().enable(); // from here on no end goes unseen
+        if self.total().is_none() {
+            ended.await;
+        }
     }
 
     pub(crate) fn count_resumed(&self, rows: u64) {
@@ -150,14 +183,29 @@ impl Progress {
         self.retried.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn count_bytes(&self, bytes: u64) {
+    /// Images that were read from S3.
+    pub fn from_s3(&self) -> u64 {
+        self.from_s3.load(Relaxed)
+    }
+
+    pub(crate) fn count_fetched(&self, uri: &str, bytes: u64) {
         metrics::fetched(bytes);
+        if uri.starts_with("s3://") {
+            self.from_s3.fetch_add(1, Relaxed);
+        }
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
-    pub(crate) fn count_committed(&self, rows: u64) {
+    /// Encoded bytes of the images whose rows this run has made durable.
+    pub fn committed_bytes(&self) -> u64 {
+        self.committed_bytes.load(Relaxed)
+    }
+
+    /// `bytes` are those of the images.
+    pub(crate) fn count_committed(&self, rows: u64, bytes: u64) {
         metrics::committed(rows);
         self.committed.fetch_add(rows, Relaxed);
+        self.committed_bytes.fetch_add(bytes, Relaxed);
         self.parts.fetch_add(1, Relaxed);
     }
 
@@ -190,8 +238,42 @@ impl Progress {
         result
     }
 
+    /// A tensor was answered after this time.
+    pub(crate) fn add_answer(&self, time: Duration) {
+        self.times.infer.add(time);
+    }
+
+    /// How the times of an image are distributed by stage (of `commit`, those of a part), without stages
+    /// that have not worked.
+    pub fn times(&self) -> BTreeMap<String, TimeCounts> {
+        let StageTimes {
+            fetch,
+            decode,
+            resize,
+            infer,
+            commit,
+        } = &self.times;
+        let all = [
+            ("fetch", fetch),
+            ("decode", decode),
+            ("resize", resize),
+            ("infer", infer),
+            ("commit", commit),
+        ];
+        let counts = all.map(|(stage, times)| (stage.to_owned(), times.counts()));
+        let worked = |(_, counts): &(String, TimeCounts)| counts.percentiles().is_some();
+        counts.into_iter().filter(worked).collect()
+    }
+
     pub(crate) fn add_time(&self, task: Task, time: Duration) {
         metrics::worked(task, time);
+        let times = match task {
+            Task::Fetch => &self.times.fetch,
+            Task::Decode => &self.times.decode,
+            Task::Resize => &self.times.resize,
+            Task::Commit => &self.times.commit,
+        };
+        times.add(time);
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.work.of(task).fetch_add(nanos, Relaxed);
     }

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use trommel_queue::Broker;
 
@@ -18,6 +18,8 @@ struct Inner {
     /// Models that are being loaded and warmed up.
     loading: AtomicUsize,
     over_broker: OnceLock<(Broker, Arc<Repository>)>,
+    /// What else is needed, as a sentence of what is missing without it.
+    needs: Mutex<Vec<(String, Need)>>,
 }
 
 impl Readiness {
@@ -43,6 +45,10 @@ impl Readiness {
                 "the model repository cannot be read".to_owned(),
             );
         }
+        let needs = inner.needs.lock().unwrap_or_else(PoisonError::into_inner);
+        for (sentence, need) in &*needs {
+            say(!need.0.load(Relaxed), sentence.clone());
+        }
         missing
     }
 
@@ -51,7 +57,8 @@ impl Readiness {
         self.inner.at_work.store(true, Relaxed);
     }
 
-    pub(crate) fn stop(&self) {
+    /// From here on the process finishes what it has begun, and takes nothing more.
+    pub fn stop(&self) {
         self.inner.stopping.store(true, Relaxed);
     }
 
@@ -60,10 +67,33 @@ impl Readiness {
         drop(self.inner.over_broker.set((broker, repository)));
     }
 
+    /// Not ready until a need is met, and whenever it is not any more; `sentence` says what is missing then.
+    pub(crate) fn need(&self, sentence: String) -> Need {
+        let need = Need::default();
+        let mut needs = self
+            .inner
+            .needs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        needs.push((sentence, need.clone()));
+        need
+    }
+
     /// Not ready for as long as the guard lives.
     pub(crate) fn loading(&self) -> Loading {
         self.inner.loading.fetch_add(1, Relaxed);
         Loading(Arc::clone(&self.inner))
+    }
+}
+
+/// Something outside of the process that it needs to be ready. Missing at first.
+#[derive(Clone, Default)]
+pub(crate) struct Need(Arc<AtomicBool>);
+
+impl Need {
+    /// Whether it is there.
+    pub(crate) fn set(&self, is_met: bool) {
+        self.0.store(is_met, Relaxed);
     }
 }
 

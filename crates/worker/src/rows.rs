@@ -1,89 +1,62 @@
-use std::io::Write;
-use std::sync::Arc;
+//! Commits of a job that several sinks may serve.
 
-use trommel_storage::{JobRecord, JsonLines, ResultSink, StorageError, Summary};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::time::sleep;
+use trommel_sink::ResultSink;
+use trommel_storage::StorageErrorKind;
 use trommel_types::Classification;
 
 use crate::WorkerError;
+use crate::fault::is_transient;
 
-/// Where the sink's rows go. Blocking: called on a thread that may wait.
-pub(crate) trait Rows: Send + 'static {
-    /// Makes rows durable, drops those whose index is committed already, and returns how many
-    /// were new.
-    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError>;
+/// Longest time that a store may be out of reach before the job is left to another sink.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Rows of the job that are durable, those of earlier runs included.
-    fn committed(&self) -> u64;
+/// The lease of a job, and how its output is opened again.
+#[async_trait]
+pub(crate) trait Reopen: Send + Sync {
+    /// Whether the lease is held.
+    fn is_held(&self) -> bool;
+
+    /// Opens the output, which reads what is committed by now.
+    async fn open(&self) -> Result<Box<dyn ResultSink>, WorkerError>;
 }
 
-/// Rows of a job over the broker, which any sink may go on with.
-pub(crate) trait JobRows: Rows {
-    /// What is committed so far.
-    fn summary(&self) -> Summary;
-
-    /// Rows a second over the whole job, where that is what it was run for.
-    fn rate(&self) -> Option<f64> {
-        None
-    }
-
-    /// Ends a job whose rows are all committed.
-    fn finish(self: Box<Self>) -> Result<Summary, WorkerError>;
-}
-
-/// Rows that are committed to an output.
-pub(crate) struct CommittedRows(pub(crate) Box<dyn ResultSink>);
-
-impl Rows for CommittedRows {
-    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
-        // Nobody else holds the messages any more, so this moves them as a rule.
-        let rows = rows.into_iter().map(Arc::unwrap_or_clone).collect();
-        Ok(self.0.commit(rows)?.rows)
-    }
-
-    fn committed(&self) -> u64 {
-        self.0.committed().len()
-    }
-}
-
-impl JobRows for CommittedRows {
-    fn summary(&self) -> Summary {
-        self.0.summary()
-    }
-
-    fn finish(self: Box<Self>) -> Result<Summary, WorkerError> {
-        Ok(self.0.finish()?)
-    }
-}
-
-/// Rows as text on a stream, in the order they become known. Nothing is resumed.
-pub(crate) struct StreamRows<W> {
-    out: W,
-    job: JobRecord,
-    written: u64,
-}
-
-impl<W: Write + Send + 'static> StreamRows<W> {
-    pub(crate) fn new(out: W, job: JobRecord) -> Self {
-        Self {
-            out,
-            job,
-            written: 0,
+/// Makes rows durable and returns how many of them were new.
+///
+/// With a lease they are committed only while it is held. If another sink has taken the number of
+/// the part, before or after this one's lease, or the answer to a commit was lost, what is committed
+/// is read again first.
+pub(crate) async fn commit(
+    sink: &mut Box<dyn ResultSink>,
+    rows: Vec<Arc<Classification>>,
+    shared: Option<&dyn Reopen>,
+) -> Result<u64, WorkerError> {
+    let Some(shared) = shared else {
+        return Ok(sink.commit(rows).await?.rows);
+    };
+    let (start, before) = (Instant::now(), sink.committed().len());
+    let mut wait = Duration::from_millis(100);
+    loop {
+        if !shared.is_held() {
+            return Err(WorkerError::LeaseLost);
         }
-    }
-}
-
-impl<W: Write + Send + 'static> Rows for StreamRows<W> {
-    fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<u64, WorkerError> {
-        let rows: Vec<_> = rows.into_iter().map(Arc::unwrap_or_clone).collect();
-        JsonLines::write_rows(&mut self.out, &self.job, &rows)?;
-        self.out
-            .flush()
-            .map_err(|error| StorageError::stream("standard output", error))?;
-        self.written += rows.len() as u64;
-        Ok(rows.len() as u64)
-    }
-
-    fn committed(&self) -> u64 {
-        self.written
+        // The rows themselves are shared with their messages.
+        match sink.commit(rows.clone()).await {
+            Ok(_) => return Ok(sink.committed().len().saturating_sub(before)),
+            Err(error) if error.kind() == StorageErrorKind::LostRace => {
+                tracing::warn!(%error, "reading again what is committed");
+            }
+            Err(error) if is_transient(&error) && start.elapsed() < PATIENCE => {
+                tracing::warn!(%error, ?wait, "will be committed again");
+                sleep(wait).await;
+                wait = (2 * wait).min(Duration::from_secs(5));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        *sink = shared.open().await?;
     }
 }

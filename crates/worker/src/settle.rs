@@ -1,59 +1,69 @@
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::sync::mpsc;
+use trommel_infer::Answer;
 use trommel_queue::{Delivery, Disposition, Queue, QueueError, QueueErrorKind};
-use trommel_types::{Classification, Failure, ImageRef, Message, Outcome, PreparedImage};
+use trommel_types::{
+    Classification, Failure, ImageRef, Message, Outcome, PreparedImage, Role, Scalar,
+};
 
-use crate::disposition::{TaskError, disposition};
-use crate::distributed::Said;
-use crate::job::ModelId;
+use crate::clock::now;
+use crate::fault::{Remedy, TaskError, remedy};
+use crate::job::{Jobs, ModelId};
+use crate::reports::{PutOff, Reports};
 use crate::{Progress, RetryPolicy, WorkerError, metrics};
 
-/// Ends deliveries: durable outcomes first, then the word to the queue.
+/// Deliveries of a message before each further one is counted where it outlives its worker.
+const UNCOUNTED: u32 = 2;
+
+/// Ends deliveries: durable outcomes first, then the ack to the queue.
 #[derive(Clone)]
 pub(crate) struct Settler {
     pub(crate) results: Arc<dyn Queue<Classification>>,
+    pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) retry: RetryPolicy,
     pub(crate) progress: Arc<Progress>,
     /// Where others learn why images are put off.
-    pub(crate) said: Option<mpsc::Sender<Said>>,
+    pub(crate) reports: Reports,
 }
 
 impl Settler {
-    fn say<T: Subject>(&self, message: &T, attempt: u32, error: &TaskError) {
-        let Some(said) = &self.said else { return };
-        let image = message.image();
-        // Where much is said, the latest word is not missed.
-        drop(said.try_send(Said {
-            stage: T::STAGE.to_owned(),
-            job: image.job.to_string(),
-            uri: image.uri.clone(),
-            attempt,
-            error: error.to_string(),
-            at: now(),
-        }));
-    }
-
-    /// Refuses a delivery that came back more often than the policy allows, before any work: it
+    /// Refuses a delivery whose work was begun more often than the policy allows, before any work: it
     /// may be what kills its worker.
-    pub(crate) fn check_attempt(&self, attempt: u32) -> Result<(), TaskError> {
-        if attempt > self.retry.max_deliveries.get() {
+    ///
+    /// What counts are the times that work was begun: a delivery that was fetched ahead and handed back
+    /// is no attempt. The first two deliveries are not counted, so that what goes well costs nothing.
+    pub(crate) async fn check_attempt<T: Subject>(
+        &self,
+        delivery: &Delivery<T>,
+    ) -> Result<(), TaskError> {
+        let (attempt, message) = (delivery.attempt(), delivery.message());
+        if attempt == 1 && T::STAGE == Role::Preprocess {
+            let attempts = self.jobs.begin(message.image());
+            if attempts >= self.retry.max_deliveries.get() {
+                return Err(TaskError::Poisoned { attempts });
+            }
+        }
+        if attempt <= UNCOUNTED {
+            return Ok(());
+        }
+        let (stage, job) = (T::STAGE.as_str(), &message.image().job);
+        let id = message.id();
+        let begun = self.jobs.try_again(stage, job, &id, attempt).await?;
+        if begun > self.retry.max_deliveries.get() {
             return Err(TaskError::Poisoned {
-                attempts: attempt - 1,
+                attempts: begun - 1,
             });
         }
         Ok(())
     }
 
-    /// Tells the queue what became of `delivery`, which was to get an outcome of each of `models`.
+    /// Reports to the queue what became of `delivery`, which was to get an outcome of each of `models`.
     ///
     /// An image that no attempt can label gets its failed rows before its delivery is
     /// dead-lettered, so that a crash between the two repeats it and never loses it.
     ///
     /// # Errors
-    /// Those of the queues, when no waiting cures them, and of a device that is gone: then the
-    /// process ends and redelivery does the rest.
+    /// What ends this process; redelivery does the rest.
     pub(crate) async fn settle<T: Subject>(
         &self,
         delivery: Delivery<T>,
@@ -61,43 +71,105 @@ impl Settler {
         models: impl Iterator<Item = &ModelId>,
     ) -> Result<(), WorkerError> {
         let attempt = delivery.attempt();
-        let outcome = match outcome {
-            Err(TaskError::Infer(error)) if error.is_fatal() => return Err(error.into()),
-            Err(TaskError::Worker(error)) if !error.is_of_one_image() => return Err(error),
-            outcome => outcome,
-        };
-        let disposition = match &outcome {
+        let disposition = match outcome {
             Ok(()) => Disposition::Done,
-            Err(error) => disposition(error, attempt, &self.retry),
-        };
-        match (&disposition, &outcome) {
-            (Disposition::Retry { after }, Err(error)) => {
-                self.progress.count_retried();
-                self.say(&**delivery.message(), attempt, error);
-                tracing::warn!(uri = delivery.message().image().uri, attempt, ?after, %error, "will be tried again");
-            }
-            (Disposition::DeadLetter { .. }, Err(error)) => {
-                let failure = Failure {
-                    kind: error.kind(),
-                    error: error.to_string(),
-                };
-                for model in models {
-                    let failure = failure.clone();
-                    self.publish(delivery.message().failed(failure, attempt, model))
-                        .await?;
+            Err(error) => match remedy(&error, attempt, &self.retry) {
+                Remedy::EndWorker => return Err(into_worker_error(error)),
+                Remedy::FailJob => {
+                    let job = Arc::clone(&delivery.message().image().job);
+                    self.jobs.fail(&job, into_worker_error(error)).await?;
+                    Disposition::Done
                 }
-            }
-            _ => {}
-        }
-        metrics::settled(T::STAGE, &disposition);
+                Remedy::FailImage(kind) => {
+                    let failure = Failure {
+                        kind,
+                        error: error.to_string(),
+                    };
+                    for model in models {
+                        let failure = failure.clone();
+                        self.publish(delivery.message().failed(failure, attempt, model))
+                            .await?;
+                    }
+                    Disposition::DeadLetter {
+                        reason: error.to_string(),
+                    }
+                }
+                Remedy::SetAside => Disposition::DeadLetter {
+                    reason: error.to_string(),
+                },
+                Remedy::Retry { after } => {
+                    self.put_off(&**delivery.message(), attempt, &error);
+                    Disposition::Retry { after }
+                }
+            },
+        };
+        metrics::settled(T::STAGE.as_str(), &disposition);
         Ok(delivery.settle(disposition).await.or_else(expired)?)
     }
 
-    /// Publishes an outcome; it is stored when this returns.
-    pub(crate) async fn publish(&self, classification: Classification) -> Result<(), WorkerError> {
-        let id = message_id(&classification.image, &classification.model);
-        self.results.publish(&id, classification).await?;
+    fn put_off<T: Subject>(&self, message: &T, attempt: u32, error: &TaskError) {
+        let image = message.image();
+        self.progress.count_retried();
+        tracing::warn!(uri = image.uri, attempt, %error, "will be tried again");
+        self.reports.put_off(PutOff {
+            stage: T::STAGE,
+            job: image.job.to_string(),
+            uri: image.uri.clone(),
+            attempt,
+            error: error.to_string(),
+            at: now(),
+        });
+    }
+
+    /// Publishes what the model answered about an image; it is stored when this returns. Values for columns
+    /// of the model's own come behind those of the source.
+    pub(crate) async fn publish_answer(
+        &self,
+        image: &PreparedImage,
+        attempt: u32,
+        model: &ModelId,
+        answer: Answer,
+    ) -> Result<(), WorkerError> {
+        let Answer { scores, columns } = answer;
+        let mut row = image.outcome(Outcome::Ok(scores), attempt, model);
+        if !columns.is_empty() {
+            // A row that is tried again brings those of its failed row along.
+            let of_source = self.jobs.columns(&image.image.job).await?;
+            row.image.columns.resize(of_source, Scalar::Null);
+            row.image.columns.extend(columns);
+        }
+        self.publish(row).await
+    }
+
+    /// Publishes an outcome; it is stored when this returns. A row that no message can hold becomes a
+    /// failed row that says so.
+    pub(crate) async fn publish(&self, row: Classification) -> Result<(), WorkerError> {
+        let id = message_id(&row.image, &row.model);
+        match self.results.publish(&id, row.clone()).await {
+            Err(error) if error.kind() == QueueErrorKind::TooLarge => {
+                tracing::warn!(id, %error, "the row is cut");
+                self.results
+                    .publish(&id, row.cut(&error.to_string()))
+                    .await?;
+            }
+            published => drop(published?),
+        }
+        self.jobs.end(&row.image);
         Ok(())
+    }
+}
+
+fn into_worker_error(error: TaskError) -> WorkerError {
+    match error {
+        TaskError::Worker(error) => error,
+        TaskError::Infer(error) => error.into(),
+        TaskError::Queue(error) => error.into(),
+        TaskError::Storage(error) => error.into(),
+        TaskError::Prepare(_)
+        | TaskError::TimedOut { .. }
+        | TaskError::Expired
+        | TaskError::Poisoned { .. }
+        | TaskError::NoJob { .. } => WorkerError::Request(error.to_string()),
     }
 }
 
@@ -119,19 +191,26 @@ pub(crate) fn message_id(image: &ImageRef, model: &str) -> String {
 /// A message that is about one image.
 pub(crate) trait Subject: Message {
     /// The stage that works on such messages.
-    const STAGE: &'static str;
+    const STAGE: Role;
 
     fn image(&self) -> &ImageRef;
+
+    /// Names the message among those of its job.
+    fn id(&self) -> String;
 
     /// The row of an image that has no label.
     fn failed(&self, failure: Failure, attempt: u32, model: &ModelId) -> Classification;
 }
 
 impl Subject for ImageRef {
-    const STAGE: &'static str = "preprocess";
+    const STAGE: Role = Role::Preprocess;
 
     fn image(&self) -> &ImageRef {
         self
+    }
+
+    fn id(&self) -> String {
+        self.index.to_string()
     }
 
     fn failed(&self, failure: Failure, attempt: u32, model: &ModelId) -> Classification {
@@ -149,10 +228,14 @@ impl Subject for ImageRef {
 }
 
 impl Subject for PreparedImage {
-    const STAGE: &'static str = "infer";
+    const STAGE: Role = Role::Infer;
 
     fn image(&self) -> &ImageRef {
         &self.image
+    }
+
+    fn id(&self) -> String {
+        format!("{}/{}", self.model, self.image.index)
     }
 
     fn failed(&self, failure: Failure, attempt: u32, model: &ModelId) -> Classification {
@@ -181,10 +264,99 @@ impl PreparedImageExt for PreparedImage {
     }
 }
 
-/// Microseconds since the Unix epoch, UTC.
-pub(crate) fn now() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use trommel_infer::Wanted;
+    use trommel_queue::{MemoryQueue, MemoryQueueConfig};
+    use trommel_types::{Content, Lane};
+
+    use super::*;
+    use crate::job::Planned;
+
+    /// Counts how often work was begun, as the broker does for all workers.
+    #[derive(Default)]
+    struct Begun(AtomicU32);
+
+    #[async_trait]
+    impl Jobs for Begun {
+        async fn plan(&self, _: &str) -> Result<Planned, WorkerError> {
+            Ok(Planned::Unknown)
+        }
+
+        async fn rows(&self, _: &str) -> Result<Arc<Wanted>, WorkerError> {
+            Ok(Arc::default())
+        }
+
+        async fn columns(&self, _: &str) -> Result<usize, WorkerError> {
+            Ok(0)
+        }
+
+        async fn fail(&self, _: &str, error: WorkerError) -> Result<(), WorkerError> {
+            Err(error)
+        }
+
+        async fn try_again(
+            &self,
+            _: &'static str,
+            _: &str,
+            _: &str,
+            _: u32,
+        ) -> Result<u32, WorkerError> {
+            Ok(self.0.fetch_add(1, Ordering::Relaxed) + 1)
+        }
+    }
+
+    async fn hand_back(delivery: Delivery<ImageRef>) {
+        let again = Disposition::Retry {
+            after: Duration::ZERO,
+        };
+        delivery.settle(again).await.unwrap();
+    }
+
+    /// R8: beside a busy lane, images ended as poisoned that nobody had ever worked on.
+    #[tokio::test]
+    async fn a_delivery_that_was_handed_back_unworked_is_no_attempt() {
+        let tasks = MemoryQueue::new(MemoryQueueConfig::default());
+        let settler = Settler {
+            results: Arc::new(MemoryQueue::new(MemoryQueueConfig::default())),
+            jobs: Arc::new(Begun::default()),
+            retry: RetryPolicy::default(),
+            progress: Arc::default(),
+            reports: Reports::default(),
+        };
+        let image = ImageRef {
+            job: "job".into(),
+            index: 0,
+            lane: Lane::Low,
+            uri: "a.jpg".to_owned(),
+            content: Content::Whole,
+            etag: None,
+            size: None,
+            columns: Vec::new(),
+        };
+        tasks.publish("job/0", image).await.unwrap();
+        let next = async || {
+            let pulled = tasks.pull(1, Duration::from_secs(10)).await.unwrap();
+            pulled.into_iter().next().unwrap()
+        };
+        for _ in 0..50 {
+            hand_back(next().await).await;
+        }
+        for _ in 0..settler.retry.max_deliveries.get() {
+            let delivery = next().await;
+            assert!(delivery.attempt() > 50);
+            settler.check_attempt(&delivery).await.unwrap();
+            hand_back(delivery).await;
+        }
+        let refused = settler.check_attempt(&next().await).await.unwrap_err();
+        let begun = settler.retry.max_deliveries.get();
+        assert!(
+            matches!(refused, TaskError::Poisoned { attempts } if attempts == begun),
+            "{refused}"
+        );
+    }
 }

@@ -1,100 +1,154 @@
 //! The sink role: gathers rows, commits them as parts, and only then acknowledges.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
+use roaring::RoaringTreemap;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
-use trommel_queue::{Delivery, Disposition, KeepAlive, Queue};
-use trommel_types::Classification;
+use trommel_queue::{Delivery, Disposition, KeepAlive, Queue, QueueError};
+use trommel_sink::{FailureSummary, Ledger, ResultSink};
+use trommel_types::{Classification, Outcome, Role};
 
 use crate::metrics::{self, InFlight};
-use crate::rows::Rows;
+use crate::rows::{self, Reopen};
 use crate::settle::expired;
 use crate::trace::image_span;
-use crate::{Progress, Role, SinkConfig, WorkerError};
+use crate::{Progress, SinkConfig, WorkerError};
 
-/// Deliveries that are settled side by side; each may wait for the broker's word.
+/// Deliveries that are settled side by side; each may wait for the broker's ack.
 const SETTLES: usize = 256;
 /// Longest time for settling the deliveries of a part. Those that are left come again.
 const SETTLING: Duration = Duration::from_secs(30);
+
+/// Longest time that one question for rows stays open while the sink holds none.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Parts after which the next ones may wait for another interval longer.
+const PARTS_A_STEP: usize = 100;
+/// Most intervals that a part waits.
+const MOST_INTERVALS: u32 = 12;
+
+/// Longest time that a part waits for rows. It grows with the number of parts, so that a slow model
+/// leaves hundreds of them and not thousands.
+fn interval(config: &SinkConfig, parts: usize) -> Duration {
+    let steps = u32::try_from(parts / PARTS_A_STEP).unwrap_or(u32::MAX);
+    config.part_interval * steps.saturating_add(1).min(MOST_INTERVALS)
+}
 
 /// What the sink role works with.
 pub(crate) struct Context {
     pub(crate) intake: Arc<dyn Queue<Classification>>,
     pub(crate) config: SinkConfig,
+    pub(crate) held: Arc<HeldRows>,
     pub(crate) max_failure_rate: Option<f64>,
     pub(crate) progress: Arc<Progress>,
+    /// What is committed so far.
+    pub(crate) committed: watch::Sender<Counts>,
+    /// The lease, where other sinks may serve the job too.
+    pub(crate) shared: Option<Arc<dyn Reopen>>,
+}
+
+/// What is committed of a job, by all sinks that it had. What comes a second time counts once.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Counts {
+    pub(crate) committed: u64,
+    pub(crate) failures: BTreeMap<String, FailureSummary>,
+}
+
+impl Counts {
+    pub(crate) fn of(ledger: &Ledger) -> Self {
+        Self {
+            committed: ledger.committed().len(),
+            failures: ledger.failures().clone(),
+        }
+    }
+
+    /// Rows without a label.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failures.values().map(|failure| failure.count).sum()
+    }
 }
 
 /// Commits rows until all of the job are committed or `shutdown` fires, then commits what it
-/// holds. Returns `rows` for the last word on the job.
+/// holds. Returns the sink, so that its caller can finish the job.
 ///
 /// A delivery is settled only after the part that holds its row is durable. A row that comes a
-/// second time is dropped by `rows` and its delivery settled all the same.
-pub(crate) async fn run<R: Rows>(
+/// second time is dropped by `sink` and its delivery settled all the same.
+pub(crate) async fn run(
     ctx: Arc<Context>,
-    mut rows: R,
+    mut sink: Box<dyn ResultSink>,
     shutdown: CancellationToken,
-) -> Result<R, WorkerError> {
+) -> Result<Box<dyn ResultSink>, WorkerError> {
     let mut part = OpenPart::default();
+    let mut silence = Silence::default();
+    ctx.committed.send_replace(Counts::of(sink.ledger()));
     let stopped = loop {
-        if part.is_due(&ctx.config) || ctx.is_last(&rows, &part) {
-            rows = commit_part(&ctx, rows, &mut part).await?;
+        let committed = sink.committed().len();
+        let interval = interval(&ctx.config, sink.ledger().parts());
+        if part.is_due(&ctx, interval) || ctx.is_last(committed, &part) {
+            commit_part(&ctx, &mut sink, &mut part).await?;
         }
-        if ctx.progress.total() == Some(rows.committed()) {
+        if let Err(hopeless) = ctx.check_failures(&part, sink.committed()) {
+            break Err(hopeless);
+        }
+        if ctx.progress.total() == Some(sink.committed().len()) {
             break Ok(());
         }
         match shutdown
-            .run_until_cancelled(ctx.next_deliveries(&part))
+            .run_until_cancelled(ctx.next_deliveries(&part, interval))
             .await
         {
             None => break Ok(()),
             Some(Err(error)) => break Err(error),
-            Some(Ok(deliveries)) => part.add(deliveries, &ctx.progress),
+            Some(Ok(deliveries)) => {
+                silence.hear(!deliveries.is_empty() || !part.held.is_empty());
+                part.add(deliveries, &ctx);
+            }
         }
-        if let Err(hopeless) = ctx.check_failures() {
-            break Err(hopeless);
+        if let Some(shared) = &ctx.shared
+            && ctx.progress.total().is_some()
+            && silence.is_long()
+        {
+            // A sink that was stopped for longer than its lease may have committed the last rows after
+            // this one had read what is committed: then no message comes any more.
+            sink = shared.open().await?;
+            ctx.committed.send_replace(Counts::of(sink.ledger()));
         }
     };
 
-    // On every exit, so that a stop never throws away an answer that is in hand.
-    rows = commit_part(&ctx, rows, &mut part).await?;
-    stopped.map(|()| rows)
+    // On every exit, so that a stop never throws away an answer.
+    commit_part(&ctx, &mut sink, &mut part).await?;
+    stopped.map(|()| sink)
 }
 
 /// Makes the rows of `part` durable, settles their deliveries, and leaves it empty.
-async fn commit_part<R: Rows>(
+async fn commit_part(
     ctx: &Context,
-    mut rows: R,
+    sink: &mut Box<dyn ResultSink>,
     part: &mut OpenPart,
-) -> Result<R, WorkerError> {
+) -> Result<(), WorkerError> {
     let OpenPart { held, .. } = std::mem::take(part);
     if held.is_empty() {
-        return Ok(rows);
+        return Ok(());
     }
     let batch: Vec<_> = held
         .iter()
         .map(|held| Arc::clone(held.delivery.message()))
         .collect();
+    let bytes = batch.iter().filter_map(|row| row.bytes).sum();
     let start = Instant::now();
-    let (rows, committed) = tokio::task::spawn_blocking(move || {
-        let committed = rows.commit(batch);
-        (rows, committed)
-    })
-    .await
-    .map_err(|_| WorkerError::Panicked { what: "the sink" })?;
+    let committed = rows::commit(sink, batch, ctx.shared.as_deref()).await;
     ctx.progress
         .add_time(crate::progress::Task::Commit, start.elapsed());
-    ctx.progress.count_committed(committed?);
-    let settled = stream::iter(held).map(async |held: Held| {
-        metrics::settled(Role::Sink.as_str(), &Disposition::Done);
-        // One that comes too late is repeated, and its row dropped as committed.
-        let settled = held.delivery.settle(Disposition::Done);
-        settled.instrument(held.span).await.or_else(expired)
-    });
+    ctx.progress.count_committed(committed?, bytes);
+    ctx.committed.send_replace(Counts::of(sink.ledger()));
+    let settled = stream::iter(held).map(Held::settle);
     // A broker that crashed may have forgotten what it delivered, and then answers none of them.
     let settled = settled.buffer_unordered(SETTLES).try_collect::<()>();
     match timeout(SETTLING, settled).await {
@@ -103,95 +157,190 @@ async fn commit_part<R: Rows>(
             "the broker does not confirm what is committed; it comes again and is dropped"
         ),
     }
-    Ok(rows)
+    Ok(())
+}
+
+/// Time without a row after which what is committed is read again; it doubles with each time.
+struct Silence {
+    since: Instant,
+    longest: Duration,
+}
+
+impl Default for Silence {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            longest: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Silence {
+    fn hear(&mut self, has_rows: bool) {
+        if has_rows {
+            *self = Self::default();
+        }
+    }
+
+    /// Whether it has been long; the next one is to be longer.
+    fn is_long(&mut self) -> bool {
+        let is_long = self.since.elapsed() >= self.longest;
+        if is_long {
+            self.since = Instant::now();
+            self.longest = (2 * self.longest).min(Duration::from_secs(300));
+        }
+        is_long
+    }
+}
+
+/// Bytes of the rows that wait for their parts in all sinks of a process.
+#[derive(Debug)]
+pub(crate) struct HeldRows {
+    bytes: AtomicU64,
+    most: u64,
+}
+
+impl HeldRows {
+    /// Once `most` bytes are held, each sink commits what it has.
+    pub(crate) fn new(most: u64) -> Arc<Self> {
+        let bytes = AtomicU64::new(0);
+        Arc::new(Self { bytes, most })
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.load(Relaxed) >= self.most
+    }
+}
+
+/// Bytes count as held while this lives.
+struct HeldBytes {
+    bytes: u64,
+    held: Arc<HeldRows>,
+}
+
+impl HeldBytes {
+    fn new(held: &Arc<HeldRows>, bytes: usize) -> Self {
+        let (bytes, held) = (bytes as u64, Arc::clone(held));
+        held.bytes.fetch_add(bytes, Relaxed);
+        Self { bytes, held }
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.held.bytes.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// A row that waits for its part.
 struct Held {
     delivery: Delivery<Classification>,
+    _bytes: HeldBytes,
     span: Span,
     _in_flight: InFlight,
     _kept_alive: KeepAlive,
+}
+
+impl Held {
+    async fn settle(self) -> Result<(), QueueError> {
+        metrics::settled(Role::Sink.as_str(), &Disposition::Done);
+        // One that comes too late is repeated, and its row dropped as committed.
+        let settled = self.delivery.settle(Disposition::Done);
+        settled.instrument(self.span).await.or_else(expired)
+    }
 }
 
 /// The rows that the next part will hold.
 #[derive(Default)]
 struct OpenPart {
     held: Vec<Held>,
+    /// Which of them are failed rows.
+    failed: RoaringTreemap,
+    /// About how many bytes their rows take.
+    bytes: u64,
     since: Option<Instant>,
 }
 
 impl OpenPart {
-    fn add(&mut self, deliveries: Vec<Delivery<Classification>>, progress: &Progress) {
+    fn add(&mut self, deliveries: Vec<Delivery<Classification>>, ctx: &Context) {
         for delivery in deliveries {
             self.since.get_or_insert_with(Instant::now);
-            progress.count_outcome(delivery.message());
+            ctx.progress.count_outcome(delivery.message());
+            let row = delivery.message();
+            let bytes = HeldBytes::new(&ctx.held, row.approx_bytes());
+            self.bytes += bytes.bytes;
+            if matches!(row.outcome, Outcome::Failed(_)) {
+                self.failed.insert(row.image.index);
+            }
             self.held.push(Held {
                 span: image_span!("sink.image", delivery, &delivery.message().image),
                 _in_flight: metrics::delivered(Role::Sink.as_str(), &delivery),
                 _kept_alive: delivery.keep_alive(),
+                _bytes: bytes,
                 delivery,
             });
         }
     }
 
-    fn is_due(&self, config: &SinkConfig) -> bool {
+    fn is_due(&self, ctx: &Context, interval: Duration) -> bool {
+        let config = &ctx.config;
         self.held.len() >= config.part_rows.get()
-            || self
-                .since
-                .is_some_and(|since| since.elapsed() >= config.part_interval)
+            || self.bytes >= config.part_bytes.get() as u64
+            || (self.bytes > 0 && ctx.held.is_full())
+            || self.since.is_some_and(|since| since.elapsed() >= interval)
     }
 }
 
 impl Context {
-    /// Waits for rows, but no longer than the open part may wait. Cancel-safe.
+    /// Waits for rows, but no longer than the open part may wait, nor than the listing takes to end, with
+    /// which the job may end. Cancel-safe.
     async fn next_deliveries(
         &self,
         part: &OpenPart,
+        interval: Duration,
     ) -> Result<Vec<Delivery<Classification>>, WorkerError> {
-        // Short enough to notice that the listing has ended without a further row.
-        let wait = Instant::now() + Duration::from_millis(50);
-        let until = part
-            .since
-            .map_or(wait, |since| wait.min(since + self.config.part_interval));
+        let now = Instant::now();
+        let until = part.since.map_or(now + IDLE, |since| since + interval);
         let room = self
             .config
             .part_rows
             .get()
             .saturating_sub(part.held.len())
             .clamp(1, 256);
-        let wait = until.saturating_duration_since(Instant::now());
-        Ok(self.intake.pull(room, wait).await?)
+        let is_listing = self.progress.total().is_none();
+        tokio::select! {
+            pulled = self.intake.pull(room, until.saturating_duration_since(now)) => Ok(pulled?),
+            () = self.progress.until_listed(), if is_listing => Ok(Vec::new()),
+        }
     }
 
     /// Whether the open part holds the last rows of the job.
-    fn is_last<R: Rows>(&self, rows: &R, part: &OpenPart) -> bool {
+    fn is_last(&self, committed: u64, part: &OpenPart) -> bool {
         let held = part.held.len() as u64;
         held > 0
             && self
                 .progress
                 .total()
-                .is_some_and(|total| rows.committed() + held >= total)
+                .is_some_and(|total| committed + held >= total)
     }
 
     /// Ends a hopeless job: the failures so far could hardly come from a share that is allowed.
     ///
     /// The share is of the images listed, not of those finished: what fails does so early, while
     /// images that succeed are still on their way through the stages.
-    fn check_failures(&self) -> Result<(), WorkerError> {
+    /// What comes a second time counts once.
+    fn check_failures(&self, part: &OpenPart, durable: &RoaringTreemap) -> Result<(), WorkerError> {
         let Some(limit) = self.max_failure_rate else {
             return Ok(());
         };
-        let failed = self.progress.failed();
+        let committed = durable.len();
+        let failed = self.committed.borrow().failed() + (&part.failed - durable).len();
         // While a resumed listing still passes what is committed, nothing can be said.
-        let listed = self
-            .progress
-            .listed()
-            .saturating_sub(self.progress.resumed());
-        if listed < failed {
+        let listed = self.progress.listed();
+        if listed < committed {
             return Ok(());
         }
-        let all_known = self.progress.total() == Some(self.progress.finished());
+        let all_known = self.progress.total() == Some(committed);
         let share = failed as f64 / listed.max(1) as f64;
         if (all_known && share > limit) || wilson_lower_bound(failed, listed) > limit {
             return Err(WorkerError::TooManyFailures {
@@ -219,18 +368,4 @@ fn wilson_lower_bound(hits: u64, trials: u64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_few_failures_prove_nothing_and_many_do() {
-        assert!(wilson_lower_bound(2, 2) < 0.2, "two of two may be bad luck");
-        assert!(wilson_lower_bound(20, 20) > 0.2, "twenty of twenty are not");
-        assert!(wilson_lower_bound(250, 1000) > 0.2);
-        assert!(
-            wilson_lower_bound(210, 1000) < 0.2,
-            "within the noise of 0.2"
-        );
-        assert_eq!(wilson_lower_bound(0, 0), 0.0);
-    }
-}
+mod tests;

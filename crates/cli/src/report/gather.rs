@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trommel_storage::ResultRow;
+use trommel_sink::ResultRow;
 
 /// Bars of the histogram of scores.
 pub(super) const SCORE_BARS: usize = 20;

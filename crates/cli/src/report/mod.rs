@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::Permissions;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
@@ -15,14 +15,14 @@ use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment};
 use serde::Serialize;
 use serde_json::Value;
-use tempfile::TempDir;
-use trommel_storage::{Mirror, SourceOptions, read_rows};
 
 use self::gather::{Best, Class, Gathered, SCORE_BARS, Shown};
 use self::pictures::Picture;
 use crate::args::ReportArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
+use crate::originals::Originals;
+use crate::results::Results;
 
 const TEMPLATE: &str = include_str!("report.html");
 /// Bars of the line of time, at most.
@@ -34,65 +34,42 @@ const LISTED_CLASSES: usize = 100;
 pub(crate) fn run(args: &ReportArgs, config: &Config) -> Result<Exit> {
     let summary = args.summary.as_deref().map(read_summary).transpose()?;
     let results = Results::open(&args.results, config)?;
+    let originals = Originals::of(&results, args.root.as_deref(), config).context(Usage)?;
     let mut gathered = Gathered::new(args.per_class.into());
-    for row in read_rows(&results.path).context(Usage)? {
+    for row in results.rows()? {
         gathered.add(&row?);
     }
     if gathered.rows == 0 {
-        bail!(
-            "{} holds no rows, so there is nothing to report",
-            args.results
-        );
+        bail!("{results} holds no rows, so there is nothing to report");
     }
-    let page = Page::of(&gathered, args.classes.into());
-    let options = SourceOptions {
-        s3: config.s3.clone(),
-        ..SourceOptions::default()
-    };
+    let page = Page::of(&gathered, args.classes.into(), &originals);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("failed to start the async runtime")?;
-    let pictures = runtime.block_on(pictures::make(page.uris(), &options));
-    let drawn = pictures.values().filter(|picture| picture.is_ok()).count();
-    let html = page.render(&args.results, &pictures, summary.as_ref())?;
+    let pictures = runtime.block_on(pictures::make(page.uris(), &originals));
+    let html = page.render(&results.to_string(), &pictures, summary.as_ref())?;
     write_whole(&args.output, html.as_bytes())?;
-    let told = format!(
-        "trommel: {} rows, {drawn} of {} pictures: {}\n",
-        gathered.rows,
-        pictures.len(),
-        args.output.display()
-    );
+    let told = told(gathered.rows, &pictures, &args.output);
     std::io::stderr().write_all(told.as_bytes())?;
     Ok(Exit::Success)
 }
 
-/// Results on this machine, copied here if they were in a bucket.
-struct Results {
-    path: PathBuf,
-    _copy: Option<TempDir>,
-}
-
-impl Results {
-    fn open(named: &str, config: &Config) -> Result<Self> {
-        let Some(rest) = named.strip_prefix("s3://") else {
-            return Ok(Self {
-                path: named.into(),
-                _copy: None,
-            });
-        };
-        let Some((parent, folder)) = rest.trim_end_matches('/').rsplit_once('/') else {
-            bail!("{named} is a whole bucket; name the prefix of the results in it");
-        };
-        let copy = tempfile::tempdir().context("failed to make a folder for the results")?;
-        let mirror = Mirror::of(&format!("s3://{parent}/"), copy.path(), &config.s3);
-        let mirror = mirror.with_context(|| format!("{named} is no place in a bucket"))?;
-        mirror.update(folder).context(Usage)?;
-        Ok(Self {
-            path: copy.path().join(folder),
-            _copy: Some(copy),
-        })
-    }
+/// What was made, and why pictures are missing.
+fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String {
+    let all = pictures.len();
+    let missing = pictures
+        .iter()
+        .filter_map(|(uri, picture)| Some((uri, picture.as_ref().err()?)));
+    // Always the same one of them.
+    let first = missing.clone().min();
+    let (drawn, output) = (all - missing.count(), output.display());
+    let why = first.map_or_else(String::new, |(uri, why)| {
+        format!(
+            "trommel: {uri}: {why}\ntrommel: --root DIR names the folder that relative paths begin in\n"
+        )
+    });
+    format!("trommel: {rows} rows, {drawn} of {all} pictures: {output}\n{why}")
 }
 
 /// What `trommel classify --json` has printed.
@@ -184,6 +161,8 @@ struct Sheet {
 #[derive(Serialize)]
 struct Card {
     uri: String,
+    /// What a browser opens; `None` of what it cannot.
+    link: Option<String>,
     name: String,
     label: String,
     score: f32,
@@ -191,7 +170,8 @@ struct Card {
 }
 
 impl Page {
-    fn of(gathered: &Gathered, sheets: usize) -> Self {
+    fn of(gathered: &Gathered, sheets: usize, originals: &Originals) -> Self {
+        let cards = |best: &Best| cards(best, originals);
         let mut classes: Vec<(&String, &Class)> = gathered.classes.iter().collect();
         classes.sort_by_key(|(_, class)| std::cmp::Reverse(class.images));
         let labelled = gathered.rows - gathered.failed;
@@ -298,8 +278,9 @@ fn thousands(number: u64) -> String {
     indicatif::HumanCount(number).to_string()
 }
 
-fn cards(best: &Best) -> Vec<Card> {
+fn cards(best: &Best, originals: &Originals) -> Vec<Card> {
     let card = |image: &Shown| Card {
+        link: originals.link(&image.uri),
         name: image.uri.rsplit('/').next().unwrap_or_default().to_owned(),
         uri: image.uri.clone(),
         label: image.label.clone(),

@@ -16,7 +16,7 @@ use super::Health;
 /// Time between two looks at what nobody reports of itself.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Answers `/metrics` in Prometheus' text format, `/healthz` and `/readyz`, for ever.
+/// Answers `/metrics` in Prometheus' text format, `/healthz` and `/readyz`, forever.
 pub(super) async fn serve(listener: TcpListener, metrics: PrometheusHandle, health: Arc<Health>) {
     let kept = metrics.clone();
     tokio::spawn(async move {

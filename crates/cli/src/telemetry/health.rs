@@ -46,7 +46,7 @@ impl Health {
         *self.readiness() = Some(readiness);
     }
 
-    /// What keeps the process from working, if anything does: then it is to be started anew.
+    /// What keeps the process from working, if anything does: then it is to be started again.
     pub(super) fn stuck(&self) -> Option<String> {
         let beat = Duration::from_millis(self.last_beat.load(Relaxed));
         let since = self.start.elapsed().saturating_sub(beat);

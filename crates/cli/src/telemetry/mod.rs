@@ -7,7 +7,6 @@ mod endpoint;
 mod health;
 mod traces;
 
-use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,10 +17,11 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
+use trommel_serve::{FRAME_AGE_SECONDS, REQUEST_BUCKETS, REQUEST_SECONDS};
 use trommel_worker::{LogFormat, TelemetryConfig};
 
 pub(crate) use self::health::Health;
-use crate::exit::Usage;
+use crate::exit::{Usage, colours};
 use crate::progress_bar::LogWriter;
 
 /// Telemetry at work. What is still to be sent is sent when it is dropped.
@@ -39,7 +39,7 @@ impl Telemetry {
     /// Starts to log what `filter` lets through, and what `config` asks for.
     ///
     /// # Errors
-    /// When the filter is none, or the address to listen at is taken.
+    /// When the filter is invalid, or the address to listen at is taken.
     pub(crate) fn start(config: &TelemetryConfig, filter: &str) -> Result<Self> {
         let filter = EnvFilter::try_new(filter)
             .with_context(|| format!("invalid log filter {filter:?}; try warn, info or debug"))
@@ -104,10 +104,7 @@ where
         .with_writer(LogWriter::default)
         .with_target(false);
     match format {
-        LogFormat::Text => lines
-            .with_ansi(std::io::stderr().is_terminal())
-            .compact()
-            .boxed(),
+        LogFormat::Text => lines.with_ansi(colours()).compact().boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     }
 }
@@ -125,12 +122,17 @@ const SHARES: [f64; 7] = [0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0];
 /// Takes what this process measures, from here on.
 fn prometheus() -> Result<metrics_exporter_prometheus::PrometheusHandle> {
     let suffix = |suffix: &str| Matcher::Suffix(suffix.to_owned());
+    let requests = Matcher::Full(REQUEST_SECONDS.to_owned());
+    let frames = Matcher::Full(FRAME_AGE_SECONDS.to_owned());
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(suffix("_seconds"), &SECONDS)
+        .and_then(|builder| builder.set_buckets_for_metric(requests, &REQUEST_BUCKETS))
+        .and_then(|builder| builder.set_buckets_for_metric(frames, &REQUEST_BUCKETS))
         .and_then(|builder| builder.set_buckets_for_metric(suffix("_batch_size"), &IMAGES))
         .and_then(|builder| builder.set_buckets_for_metric(suffix("_batch_fill"), &SHARES))
         .and_then(PrometheusBuilder::install_recorder)
         .context("failed to start to measure")?;
     trommel_worker::describe_metrics();
+    trommel_serve::describe_metrics();
     Ok(recorder)
 }

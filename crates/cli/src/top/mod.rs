@@ -1,5 +1,6 @@
 //! `trommel top`: jobs and stages in a terminal.
 
+mod requests;
 mod screen;
 mod stages;
 
@@ -11,18 +12,18 @@ use anyhow::{Context, Result, bail};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
-use trommel_worker::Client;
+use trommel_worker::{Client, JobState};
 
 use self::screen::View;
 use self::stages::Look;
 use crate::args::TopArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
-use crate::jobs::with_client;
+use crate::jobs::{list, with_client};
 
-/// Columns and rows of what is printed once.
-const PRINTED: (u16, u16) = (100, 40);
-/// Time over which rates are told. Workers say every two seconds what they have done.
+/// Jobs that are looked at; more do not fit a screen.
+const JOBS: usize = 40;
+/// Time over which rates are measured. Workers say every two seconds what they have done.
 const WINDOW: Duration = Duration::from_secs(5);
 /// Longest wait for a key before the next look is thought of.
 const KEY_WAIT: Duration = Duration::from_millis(100);
@@ -48,9 +49,16 @@ pub(crate) fn run(args: &TopArgs, config: &Config) -> Result<Exit> {
 }
 
 async fn look(client: &Client) -> Result<Look> {
+    let mut jobs = list(client, JOBS, false).await?;
+    for job in &mut jobs {
+        if job.state == JobState::Running {
+            // With what waits between the stages, which lists leave out.
+            *job = client.status(&job.id).await?;
+        }
+    }
     Ok(Look {
         workers: client.workers().await?,
-        jobs: client.list().await?,
+        jobs,
     })
 }
 
@@ -59,6 +67,7 @@ fn view(before: &Look, now: Look) -> View {
     View {
         advice: stages::advice(&stages, &now.jobs),
         stages,
+        requests: requests::entrances(before, &now),
         jobs: now.jobs,
     }
 }
@@ -108,18 +117,75 @@ fn quits(event: &Event) -> bool {
     }
 }
 
-/// The screen as text.
+/// Everything as text, as wide and as high as it takes.
 fn printed(view: &View) -> Result<String> {
-    let backend = TestBackend::new(PRINTED.0, PRINTED.1);
-    let mut terminal = Terminal::new(backend)?;
+    let (width, height) = view.size();
+    let mut terminal = Terminal::new(TestBackend::new(width, height))?;
     terminal.draw(|frame| view.draw(frame))?;
     let buffer = terminal.backend().buffer();
-    let rows = buffer.content().chunks(usize::from(PRINTED.0));
+    let rows = buffer.content().chunks(usize::from(width));
     let lines = rows.map(|row| {
         let line: String = row.iter().map(|cell| cell.symbol()).collect();
         line.trim_end().to_owned() + "\n"
     });
-    Ok(lines
-        .filter(|line| line != "\n" && !line.contains("q quits"))
-        .collect())
+    Ok(lines.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(id: &str) -> trommel_worker::JobStatus {
+        let status = serde_json::json!({
+            "id": id, "state": "running", "source": "", "output": "", "lane": "normal",
+            "submitted_at": 0, "listed": 9, "total": 9, "stages": [], "eta_seconds": 70.0,
+            "models": [{"name": "m", "version": "1", "committed": 3, "ok": 3, "failed": 0,
+                        "failures": {}, "pending": 0, "rate": 1.0}],
+        });
+        serde_json::from_value(status).expect("it is a status")
+    }
+
+    fn view() -> View {
+        View {
+            jobs: vec![
+                job("0199b3c2-7a41-7c11-9d3e-5f1f5b1c2a77"),
+                job(&"x".repeat(64)),
+            ],
+            stages: Vec::new(),
+            requests: Vec::new(),
+            advice: vec!["word ".repeat(40)],
+        }
+    }
+
+    /// N34: ids were cut, and 25 lines were empty.
+    #[test]
+    fn what_is_printed_shows_ids_whole_and_has_no_empty_lines() {
+        let view = view();
+        let text = printed(&view).expect("it is drawn");
+        for job in &view.jobs {
+            assert!(text.contains(&job.id), "{text}");
+        }
+        for word in ["time left", "33 %", "70 seconds"] {
+            assert!(text.contains(word), "{word}:\n{text}");
+        }
+        assert_eq!(text.matches("word").count(), 40, "{text}");
+        let empty = |line: &str| line.trim_matches([' ', '│']).is_empty();
+        assert!(!text.lines().any(empty), "{text}");
+    }
+
+    #[test]
+    fn a_narrow_screen_leaves_out_columns_before_it_cuts_an_id() {
+        let mut view = view();
+        view.jobs.pop();
+        let mut terminal = Terminal::new(TestBackend::new(60, 24)).expect("it is a terminal");
+        terminal
+            .draw(|frame| view.draw(frame))
+            .expect("it is drawn");
+        let text = terminal.backend().to_string();
+        assert!(text.contains(&view.jobs[0].id), "{text}");
+        assert!(
+            text.contains("running") && !text.contains("time left"),
+            "{text}"
+        );
+    }
 }

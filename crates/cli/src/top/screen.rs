@@ -6,19 +6,24 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Table};
-use trommel_worker::{JobState, JobStatus};
+use trommel_worker::{JobState, JobStatus, ModelStatus};
 
+use super::requests::{self, Entrance};
 use super::stages::Stage;
 
 /// Ended jobs that are shown below the running ones.
 const ENDED: usize = 3;
 /// Cells of a bar.
 const BAR: usize = 20;
+/// Columns that the table of stages takes.
+const LEAST_WIDTH: u16 = 80;
 
 /// All that is on the screen.
 pub(super) struct View {
     pub(super) jobs: Vec<JobStatus>,
     pub(super) stages: Vec<Stage>,
+    /// Shown where there are any.
+    pub(super) requests: Vec<Entrance>,
     pub(super) advice: Vec<String>,
 }
 
@@ -33,27 +38,66 @@ impl View {
             .collect()
     }
 
+    /// Lines that stages, requests, jobs and advice of this width take, borders included.
+    fn heights(&self, width: u16) -> [u16; 4] {
+        let jobs = self.shown().len().max(1);
+        let advice = self.advice(width.saturating_sub(2)).len();
+        let requests = match self.requests.len() {
+            0 => 0,
+            entrances => entrances as u16 + 3,
+        };
+        let [stages, jobs, advice] =
+            [self.stages.len() + 1, jobs + 1, advice].map(|lines| lines as u16 + 2);
+        [stages, requests, jobs, advice]
+    }
+
+    /// Columns and lines for everything.
+    pub(super) fn size(&self) -> (u16, u16) {
+        let shown = self.shown();
+        let width = LEAST_WIDTH.max(2 + jobs_width(&shown, &COLUMNS));
+        (width, self.heights(width).iter().sum())
+    }
+
+    /// Draws what there is, with the line about keys if there is room for it.
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let jobs = self.shown();
-        let [stages, job_area, advice, keys] = Layout::vertical([
-            Constraint::Length(2 + 1 + self.stages.len() as u16),
-            Constraint::Length(2 + 1 + jobs.len().max(1) as u16),
-            Constraint::Min(2 + self.advice.len() as u16),
-            Constraint::Length(1),
+        let [stages, requests, job_lines, advice] = self.heights(frame.area().width);
+        let [stages, request_area, job_area, advice, keys] = Layout::vertical([
+            Constraint::Length(stages),
+            Constraint::Length(requests),
+            Constraint::Length(job_lines),
+            Constraint::Length(advice),
+            Constraint::Min(0),
         ])
         .areas(frame.area());
         self.draw_stages(frame, stages);
+        if !self.requests.is_empty() {
+            requests::draw(&self.requests, frame, request_area);
+        }
         draw_jobs(&jobs, frame, job_area);
-        let lines: Vec<_> = self
-            .advice
-            .iter()
-            .map(|line| Line::raw(line.as_str()))
-            .collect();
-        frame.render_widget(
-            Paragraph::new(lines).block(Block::bordered().title(" what to turn ")),
-            advice,
-        );
+        let lines = self.advice(advice.width.saturating_sub(2));
+        let block = Block::bordered().title(" what to turn ");
+        frame.render_widget(Paragraph::new(lines).block(block), advice);
         frame.render_widget(Line::styled(" q quits", Modifier::DIM), keys);
+    }
+
+    /// The advice in lines of at most this many cells.
+    fn advice(&self, width: u16) -> Vec<Line<'_>> {
+        let mut lines = Vec::new();
+        for advice in &self.advice {
+            let mut line = Line::default();
+            for word in advice.split_whitespace() {
+                let word = Span::raw(word);
+                if line.width() > 0 && line.width() + 1 + word.width() > usize::from(width) {
+                    lines.push(std::mem::take(&mut line));
+                } else if line.width() > 0 {
+                    line.push_span(" ");
+                }
+                line.push_span(word);
+            }
+            lines.push(line);
+        }
+        lines
     }
 
     fn draw_stages(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -102,52 +146,112 @@ impl View {
     }
 }
 
+/// A column of the table of jobs.
+struct Column {
+    title: &'static str,
+    width: u16,
+    cell: fn(&JobStatus) -> String,
+}
+
+/// The columns after the job's id, the most needed first: a narrow screen leaves the last ones out
+/// and shows ids whole.
+const COLUMNS: [Column; 6] = [
+    Column {
+        title: "state",
+        width: 9,
+        cell: |job| job.state.as_str().to_owned(),
+    },
+    Column {
+        title: "rows",
+        width: 11,
+        cell: |job| HumanCount(sum(job, |model| model.committed)).to_string(),
+    },
+    Column {
+        title: "failed",
+        width: 7,
+        cell: |job| HumanCount(sum(job, |model| model.failed)).to_string(),
+    },
+    Column {
+        title: "done",
+        width: 5,
+        cell: done,
+    },
+    Column {
+        title: "rows/s",
+        width: 7,
+        cell: |job| {
+            let rates = job.models.iter().map(|model| model.rate);
+            format!("{:.0}", rates.sum::<f64>())
+        },
+    },
+    Column {
+        title: "time left",
+        width: 10,
+        cell: |job| {
+            job.eta_seconds.map_or_else(String::new, |seconds| {
+                let left = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
+                HumanDuration(left).to_string()
+            })
+        },
+    },
+];
+
+fn sum(job: &JobStatus, of: fn(&ModelStatus) -> u64) -> u64 {
+    job.models.iter().map(of).sum()
+}
+
+fn done(job: &JobStatus) -> String {
+    let total = job
+        .total
+        .map(|total| total * job.models.len().max(1) as u64);
+    let share = total.filter(|total| *total > 0);
+    share.map_or_else(String::new, |total| {
+        let committed = sum(job, |model| model.committed);
+        format!("{:.0} %", 100.0 * committed as f64 / total as f64)
+    })
+}
+
+/// Cells that the longest id takes.
+fn id_width(jobs: &[&JobStatus]) -> u16 {
+    let ids = jobs.iter().map(|job| job.id.chars().count());
+    ids.max().unwrap_or(0).max("job".len()) as u16
+}
+
+/// Cells that the ids and these columns take, with a space between.
+fn jobs_width(jobs: &[&JobStatus], columns: &[Column]) -> u16 {
+    let columns = columns.iter().map(|column| 1 + column.width);
+    id_width(jobs) + columns.sum::<u16>()
+}
+
 fn draw_jobs(jobs: &[&JobStatus], frame: &mut Frame<'_>, area: Rect) {
+    let room = area.width.saturating_sub(2);
+    let mut columns = &COLUMNS[..];
+    while let [rest @ .., _] = columns
+        && jobs_width(jobs, columns) > room
+    {
+        columns = rest;
+    }
+    // State reads as text; numbers stand under each other.
+    let line = |column: &Column, text: String| match column.title {
+        "state" => Line::raw(text),
+        _ => right(text),
+    };
     let rows = jobs.iter().map(|job| {
-        let committed: u64 = job.models.iter().map(|model| model.committed).sum();
-        let failed: u64 = job.models.iter().map(|model| model.failed).sum();
-        let rate: f64 = job.models.iter().map(|model| model.rate).sum();
-        let total = job
-            .total
-            .map(|total| total * job.models.len().max(1) as u64);
-        let share = total.filter(|total| *total > 0);
-        let done = share.map_or_else(String::new, |total| {
-            format!("{:3.0} %", 100.0 * committed as f64 / total as f64)
-        });
-        let eta = job.eta_seconds.map_or_else(String::new, |seconds| {
-            let left = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
-            HumanDuration(left).to_string()
-        });
-        Row::new([
-            Line::raw(job.id.as_str()),
-            Line::raw(job.state.as_str()),
-            right(HumanCount(committed)),
-            right(done),
-            right(HumanCount(failed)),
-            right(format!("{rate:.0}")),
-            right(eta),
-        ])
+        let cells = columns
+            .iter()
+            .map(|column| line(column, (column.cell)(job)));
+        Row::new(std::iter::once(Line::raw(job.id.as_str())).chain(cells))
     });
-    let widths = [
-        Constraint::Min(12),
-        Constraint::Length(10),
-        Constraint::Length(14),
-        Constraint::Length(6),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(12),
-    ];
-    let header = [
-        "job",
-        "state",
-        "          rows",
-        "  done",
-        "   failed",
-        "   rows/s",
-        "   time left",
-    ];
+    let titles = columns
+        .iter()
+        .map(|column| line(column, column.title.to_owned()));
+    let header = Row::new(std::iter::once(Line::raw("job")).chain(titles));
+    let widths = columns
+        .iter()
+        .map(|column| Constraint::Length(column.width));
+    let widths = std::iter::once(Constraint::Min(id_width(jobs))).chain(widths);
     let table = Table::new(rows, widths)
-        .header(Row::new(header).style(Modifier::DIM))
+        .header(header.style(Modifier::DIM))
         .block(Block::bordered().title(" jobs "));
     frame.render_widget(table, area);
 }

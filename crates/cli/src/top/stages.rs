@@ -37,11 +37,8 @@ pub(super) fn stages(before: &Look, now: &Look) -> Vec<Stage> {
     let running = || now.jobs.iter().filter(|job| job.state == JobState::Running);
     let waiting = |role: Role| {
         let stages = running().flat_map(|job| &job.stages);
-        let of_role = stages.filter(|stage| stage.stage == role.as_str());
-        // What all jobs of a lane share is told of each of them.
-        let (shared, own): (Vec<_>, Vec<_>) = of_role.partition(|stage| stage.of_all_jobs);
-        let shared = shared.iter().map(|stage| stage.waiting).max().unwrap_or(0);
-        shared + own.iter().map(|stage| stage.waiting).sum::<u64>()
+        let of_role = stages.filter(|stage| stage.stage == role);
+        of_role.map(|stage| stage.waiting).sum::<u64>()
     };
     let stage = |role: Role| {
         let mut stage = Stage {
@@ -148,16 +145,14 @@ mod tests {
                 images,
                 busy_seconds,
             }],
+            times: std::collections::BTreeMap::new(),
+            put_off: Vec::new(),
+            requests: Vec::new(),
         }
     }
 
     fn job(waiting: u64) -> JobStatus {
-        let stage = |stage: &str| StageStatus {
-            stage: stage.to_owned(),
-            waiting,
-            in_flight: 0,
-            of_all_jobs: true,
-        };
+        let stage = |stage| StageStatus { stage, waiting };
         JobStatus {
             id: "job".to_owned(),
             state: JobState::Running,
@@ -171,8 +166,15 @@ mod tests {
             listed: 0,
             counted: None,
             total: None,
+            dry_run: false,
+            retry: None,
+            retries: 0,
+            retried_by: None,
             models: Vec::new(),
-            stages: vec![stage("preprocess"), stage("infer")],
+            stages: vec![stage(Role::Preprocess), stage(Role::Infer)],
+            times: std::collections::BTreeMap::new(),
+            cost: None,
+            forecast: None,
             eta_seconds: None,
         }
     }
@@ -202,7 +204,7 @@ mod tests {
         assert_eq!(stages[1].busy, Some(1.0));
         assert_eq!(stages[2].busy, Some(0.5));
         assert_eq!(stages[0].busy, None);
-        assert_eq!(stages[1].waiting, 7, "what jobs share is counted once");
+        assert_eq!(stages[1].waiting, 14, "what waits of both jobs");
         let said = advice(&stages, &now.jobs);
         assert_eq!(
             said,

@@ -2,11 +2,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Barrier;
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use trommel_types::TopLabel;
 
 use super::*;
+use crate::LiveOptions;
+use crate::wanted::Resolved;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -14,12 +18,15 @@ const LONG: Duration = Duration::from_secs(60);
 const FAILS: u8 = 255;
 const PANICS: u8 = 254;
 const LOSES_DEVICE: u8 = 253;
+const HANGS: u8 = 252;
 
 /// A backend that answers at once, or once the gate opens.
 #[derive(Clone, Default)]
 struct Fake {
     batches: Arc<Mutex<Vec<Vec<u8>>>>,
     gate: Option<Arc<Gate>>,
+    /// What images that hang wait for.
+    hang: Arc<Gate>,
     fixed: Option<usize>,
     /// Images at once that there is memory for, at start and later, if there is not for any number.
     room: [Option<usize>; 2],
@@ -56,12 +63,15 @@ impl Fake {
 }
 
 impl Backend for Fake {
-    fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+    fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
         self.check(self.room[1], images.len())?;
-        let images: Vec<u8> = images.iter().map(|image| image[0]).collect();
+        let images: Vec<u8> = images.iter().map(|image| image.pixels[0]).collect();
         self.batches.lock().unwrap().push(images.clone());
         if let Some(gate) = &self.gate {
             gate.pass();
+        }
+        if images.contains(&HANGS) {
+            self.hang.pass();
         }
         assert!(!images.contains(&PANICS), "told to");
         for (trouble, kind) in [
@@ -110,12 +120,14 @@ fn options(instances: usize, max_batch: usize, max_wait: Duration) -> EngineOpti
         instances,
         max_batch,
         max_wait,
+        run_timeout: LONG,
+        live: LiveOptions::default(),
     }
 }
 
 fn start(fake: &Fake, options: EngineOptions) -> Instances {
     let fake = fake.clone();
-    Instances::start("test", options, move |_| Ok(fake.clone())).unwrap()
+    Instances::start("test", options, None, move |_| Ok(fake.clone())).unwrap()
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Scores, InferError>> + Send>>;
@@ -131,7 +143,14 @@ fn room(instances: &Instances) -> &Semaphore {
 
 fn classify_in(instances: &Instances, image: u8, lane: Lane) -> Answer {
     let shared = Arc::clone(instances.shared());
-    Box::pin(async move { shared.classify(Bytes::from(vec![image]), lane).await })
+    let image = Image {
+        pixels: Bytes::from(vec![image]),
+        wanted: Arc::new(Resolved {
+            top_k: 1,
+            ..Resolved::default()
+        }),
+    };
+    Box::pin(async move { shared.classify(image, lane).await })
 }
 
 /// Calls for each image and polls the calls in order, so that they are accepted in order.
@@ -216,6 +235,24 @@ async fn a_batch_closes_when_full_when_flushed_and_when_it_has_waited() {
 }
 
 #[tokio::test]
+async fn a_batch_grows_while_no_session_can_take_it() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        ..Fake::default()
+    };
+    let instances = start(&fake, options(1, 4, Duration::ZERO));
+    let mut answers = classify_all(&instances, &[1]);
+    wait_until(|| fake.batches.lock().unwrap().len() == 1);
+    // None of them may wait, but the only session is busy.
+    answers.extend(classify_all(&instances, &[2, 3, 4, 5, 6]));
+    gate.open();
+    assert_eq!(kinds(answers).await, [None; 6]);
+    let batches = fake.batches.lock().unwrap();
+    assert_eq!(*batches, [vec![1], vec![2, 3, 4, 5], vec![6]]);
+}
+
+#[tokio::test]
 async fn images_beyond_the_room_wait_outside() {
     let gate = Arc::new(Gate::default());
     let fake = Fake {
@@ -246,9 +283,12 @@ async fn images_beyond_the_room_wait_outside() {
 async fn instances_work_side_by_side() {
     struct Meeting(Arc<Barrier>);
     impl Backend for Meeting {
-        fn run(&mut self, images: &[Bytes]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
+        fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
             self.0.wait(); // for the other instance, which has to be running at the same time
-            Ok(images.iter().map(|image| Ok(scores(image[0]))).collect())
+            Ok(images
+                .iter()
+                .map(|image| Ok(scores(image.pixels[0])))
+                .collect())
         }
 
         fn blank(&mut self, _images: usize) -> Result<(), InferError> {
@@ -265,7 +305,7 @@ async fn instances_work_side_by_side() {
     }
     let barrier = Arc::new(Barrier::new(2));
     let make = move |_| Ok(Meeting(Arc::clone(&barrier)));
-    let instances = Instances::start("test", options(2, 1, LONG), make).unwrap();
+    let instances = Instances::start("test", options(2, 1, LONG), None, make).unwrap();
     assert_eq!(kinds(classify_all(&instances, &[1, 2])).await, [None; 2]);
 }
 
@@ -381,6 +421,39 @@ async fn an_image_whose_caller_has_left_is_passed_over() {
     assert_eq!(room(&instances).available_permits(), 4);
 }
 
+/// R20: a run that never ended held its images, its permits and its instance for good.
+#[tokio::test]
+async fn a_run_that_hangs_is_given_up_and_its_instance_goes_on() {
+    let fake = Fake::default();
+    let options = EngineOptions {
+        run_timeout: Duration::from_millis(250),
+        ..options(1, 2, LONG)
+    };
+    let made = Arc::new(Mutex::new(0));
+    let make = {
+        let (fake, made) = (fake.clone(), Arc::clone(&made));
+        move |_| {
+            *made.lock().unwrap() += 1;
+            Ok(fake.clone())
+        }
+    };
+    let instances = Instances::start("test", options, None, make).unwrap();
+    let hung = kinds(classify_all(&instances, &[1, HANGS])).await;
+    assert_eq!(hung, [Some(InferErrorKind::Timeout); 2]);
+    assert_eq!(kinds(classify_all(&instances, &[3, 4])).await, [None; 2]);
+    assert_eq!(*made.lock().unwrap(), 2, "another session has the place");
+    assert_eq!(room(&instances).available_permits(), 4);
+
+    // More threads that hang than there are instances end the engine.
+    let hung = kinds(classify_all(&instances, &[HANGS, 6])).await;
+    assert_eq!(hung, [Some(InferErrorKind::Timeout); 2]);
+    wait_until(|| room(&instances).is_closed());
+    let late = classify(&instances, 7).await.unwrap_err();
+    assert!(late.is_fatal());
+    drop(instances); // waits for no thread that hangs
+    fake.hang.open();
+}
+
 #[tokio::test]
 async fn padding_and_fill_are_counted() {
     let fake = Fake {
@@ -414,6 +487,37 @@ async fn batches_that_find_no_memory_are_halved_and_no_image_is_lost() {
     assert_eq!(seen, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 
+/// N9: an engine that begins with batches of one does not stay there, and what it has learned is heard of.
+#[tokio::test]
+async fn a_size_that_proves_faster_is_gone_over_to() {
+    let (fake, heard) = (Fake::default(), Arc::new(Mutex::new(Vec::new())));
+    let learning = Learning {
+        doubtful: true,
+        learned: {
+            let heard = Arc::clone(&heard);
+            Box::new(move |size| heard.lock().unwrap().push(size))
+        },
+    };
+    let made = fake.clone();
+    let make = move |_| Ok(made.clone());
+    let options = options(1, 1, Duration::ZERO);
+    let instances = Instances::start("test", options, Some((learning, 4)), make).unwrap();
+    assert_eq!(room(&instances).available_permits(), 8);
+    // The time of an image is told, not taken: half of it in batches of double the size.
+    for _ in 0..200 {
+        let size = instances.stats().max_batch;
+        let tried = instances.shared().largest().min(2 * size);
+        for size in [size, tried] {
+            let time = Duration::from_secs(1) * 8 / size as u32;
+            instances.shared().took(size, time * size as u32, true);
+        }
+    }
+    assert_eq!(*heard.lock().unwrap(), [2, 4]);
+    assert_eq!(instances.stats().max_batch, 4);
+    assert_eq!(kinds(classify_all(&instances, &[1, 2, 3])).await, [None; 3]);
+    assert_eq!(fake.batches.lock().unwrap().concat(), [1, 2, 3]);
+}
+
 #[tokio::test]
 async fn urgent_images_go_before_those_that_came_first() {
     let gate = Arc::new(Gate::default());
@@ -438,6 +542,58 @@ async fn urgent_images_go_before_those_that_came_first() {
     assert_eq!(*fake.batches.lock().unwrap(), [[1, 2], [5, 6], [3, 4]]);
 }
 
+/// Runs 12 images of a job, of which the first batch is held until an image of `lane` has come, in batches
+/// of 4. A batch of more than one image takes longer than it may while live work comes.
+async fn beside(lane: Lane, fixed: Option<usize>) -> Vec<Vec<u8>> {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake {
+        gate: Some(Arc::clone(&gate)),
+        fixed,
+        ..Fake::default()
+    };
+    let options = EngineOptions {
+        live: LiveOptions {
+            max_wait: LONG,
+            hold: Duration::ZERO,
+        },
+        ..options(1, 4, LONG)
+    };
+    let instances = start(&fake, options);
+    let mut answers = classify_all(&instances, &[1, 2, 3, 4]);
+    wait_until(|| fake.batches.lock().unwrap().len() == 1);
+    answers.extend(classify_all(&instances, &[5, 6, 7, 8, 9, 10, 11, 12]));
+    let mut other = classify_in(&instances, 100, lane);
+    assert!(is_pending(&mut other));
+    answers.push(other);
+    instances.shared().flush_lane(lane);
+    gate.open();
+    assert_eq!(kinds(answers).await, [None; 13]);
+    let batches = fake.batches.lock().unwrap();
+    batches.clone()
+}
+
+#[tokio::test]
+async fn live_images_go_first_and_batches_of_jobs_are_small_while_they_come() {
+    let batches = beside(Lane::Live, None).await;
+    assert_eq!(batches[..2], [vec![1, 2, 3, 4], vec![100]]);
+    let singly: Vec<_> = (5..=12).map(|image| vec![image]).collect();
+    assert_eq!(batches[2..], singly);
+}
+
+#[tokio::test]
+async fn without_live_images_jobs_have_the_device_for_themselves() {
+    let batches = beside(Lane::High, None).await;
+    let jobs = [vec![5, 6, 7, 8], vec![9, 10, 11, 12]];
+    assert_eq!(batches[..2], [vec![1, 2, 3, 4], vec![100]]);
+    assert_eq!(batches[2..], jobs);
+}
+
+#[tokio::test]
+async fn a_batch_that_takes_as_long_with_fewer_images_is_not_cut() {
+    let batches = beside(Lane::Live, Some(4)).await;
+    assert_eq!(batches[2..], [vec![5, 6, 7, 8], vec![9, 10, 11, 12]]);
+}
+
 #[test]
 fn a_batch_that_cannot_be_smaller_and_finds_no_memory_is_an_error_at_start() {
     let fake = Fake {
@@ -445,7 +601,7 @@ fn a_batch_that_cannot_be_smaller_and_finds_no_memory_is_an_error_at_start() {
         room: [Some(4), None],
         ..Fake::default()
     };
-    let started = Instances::start("test", options(1, 8, LONG), move |_| Ok(fake.clone()));
+    let started = Instances::start("test", options(1, 8, LONG), None, move |_| Ok(fake.clone()));
     assert_eq!(started.unwrap_err().kind(), InferErrorKind::OutOfMemory);
 }
 
@@ -454,7 +610,7 @@ fn an_instance_that_cannot_start_stops_the_others() {
     let calls = Mutex::new(0);
     let alive = Arc::new(());
     let probe = Arc::clone(&alive);
-    let error = Instances::start("test", options(3, 2, LONG), move |_| {
+    let error = Instances::start("test", options(3, 2, LONG), None, move |_| {
         let _holds = &probe;
         let mut calls = calls.lock().unwrap();
         *calls += 1;
@@ -471,7 +627,7 @@ fn an_instance_that_cannot_start_stops_the_others() {
 #[test]
 fn a_panic_at_start_is_an_error() {
     let make = |_| -> Result<Fake, InferError> { panic!("told to") };
-    let error = Instances::start("test", options(2, 2, LONG), make).unwrap_err();
+    let error = Instances::start("test", options(2, 2, LONG), None, make).unwrap_err();
     assert_eq!(error.kind(), InferErrorKind::EngineStopped);
     assert!(error.to_string().contains("panicked at start"), "{error}");
 }

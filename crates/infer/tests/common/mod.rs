@@ -2,9 +2,12 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use trommel_infer::{Engine, EngineOptions, InferError, Model, ModelOptions, Runtime};
+use trommel_infer::{
+    Engine, EngineOptions, InferError, LiveOptions, Model, ModelOptions, Runtime, Wanted,
+};
 use trommel_types::{Lane, Normalization, Scores, Shape};
 
 /// The images of the test models; see `models/README.md`.
@@ -36,15 +39,20 @@ pub(crate) fn open_with(dir: &Path, options: &ModelOptions) -> Result<Model, Inf
 }
 
 pub(crate) fn open(name: &str) -> Result<Model, InferError> {
-    let top_k = 3.try_into().unwrap();
-    open_with(
-        &folder(name),
-        &ModelOptions {
-            logits: true,
-            top_k,
-            ..ModelOptions::default()
-        },
-    )
+    open_with(&folder(name), &ModelOptions::default())
+}
+
+/// Rows of all that the test models give.
+pub(crate) fn all() -> Arc<Wanted> {
+    best(3, true)
+}
+
+pub(crate) fn best(top_k: u32, logits: bool) -> Arc<Wanted> {
+    Arc::new(Wanted {
+        top_k: top_k.try_into().unwrap(),
+        logits,
+        ..Wanted::default()
+    })
 }
 
 pub(crate) fn options(instances: usize, max_batch: usize) -> EngineOptions {
@@ -52,6 +60,8 @@ pub(crate) fn options(instances: usize, max_batch: usize) -> EngineOptions {
         instances,
         max_batch,
         max_wait: Duration::from_millis(20),
+        run_timeout: EngineOptions::RUN_TIMEOUT,
+        live: LiveOptions::default(),
     }
 }
 
@@ -108,10 +118,11 @@ pub(crate) const MODELS: [(&str, Received, f32); 9] = [
 pub(crate) async fn classify_all(
     engine: &Engine,
     images: impl IntoIterator<Item = Vec<u8>>,
+    wanted: &Arc<Wanted>,
 ) -> Vec<Result<Scores, InferError>> {
     let calls: Vec<_> = images
         .into_iter()
-        .map(|pixels| tokio::spawn(engine.classify(pixels, Lane::Normal)))
+        .map(|pixels| tokio::spawn(engine.classify(pixels, Lane::Normal, wanted)))
         .collect();
     let mut answers = Vec::new();
     for call in calls {
@@ -136,7 +147,7 @@ pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 }
 
 /// Classes and scores by softmax, the best first.
-fn best(logits: [f32; 3], k: usize) -> (Vec<u32>, Vec<f32>) {
+fn expected_best(logits: [f32; 3], k: usize) -> (Vec<u32>, Vec<f32>) {
     let most = logits.into_iter().fold(f32::NEG_INFINITY, f32::max);
     let powers = logits.map(|logit| (logit - most).exp());
     let sum: f32 = powers.iter().sum();
@@ -156,7 +167,7 @@ pub(crate) fn assert_best(
     tolerance: f32,
 ) {
     let scores = answer.as_ref().unwrap();
-    let (classes, expected) = best(expected, k);
+    let (classes, expected) = expected_best(expected, k);
     let top = &scores.top;
     assert_eq!(top.iter().map(|top| top.class).collect::<Vec<_>>(), classes);
     let found: Vec<_> = top.iter().map(|top| top.score).collect();

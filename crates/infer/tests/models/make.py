@@ -37,7 +37,7 @@ class Graph:
         self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 
-    def save(self, folder, external=False, labels=LABELS):
+    def save(self, folder, external=False, labels=LABELS, file="model.onnx", config=None):
         model = helper.make_model(
             helper.make_graph(self.nodes, folder, self.inputs, self.outputs, self.weights),
             opset_imports=[helper.make_opsetid("", 17)],
@@ -53,8 +53,8 @@ class Graph:
             else {}
         )
         (path / "weights.bin").unlink(missing_ok=True)
-        onnx.save(model, path / "model.onnx", **options)
-        config = {"id2label": {str(i): label for i, label in enumerate(labels)}}
+        onnx.save(model, path / file, **options)
+        config = config or {"id2label": {str(i): label for i, label in enumerate(labels)}}
         (path / "config.json").write_text(json.dumps(config) + "\n")
 
 
@@ -136,6 +136,26 @@ def traced_for_one():
     graph.save("traced_for_one")
 
 
+def scores(folder, operator, **attributes):
+    """Scores instead of logits, as Keras and YOLO's classifiers export them."""
+    graph = Graph()
+    pixels = graph.input("pixels", F32, shape("nchw"))
+    means = weighted_means(graph, pixels, "nchw", F32, output="means")
+    graph.node(operator, [means], "scores", name="last", **attributes)
+    graph.output("scores", F32, ["N", 3])
+    graph.save(folder)
+
+
+def one_logit():
+    graph = Graph()
+    means = weighted_means(
+        graph, graph.input("pixels", F32, shape("nchw")), "nchw", F32, output="means"
+    )
+    graph.node("ReduceMean", [means], "logits", axes=[1], keepdims=1)
+    graph.output("logits", F32, ["N", 1])
+    graph.save("one_logit", labels=["cat"])
+
+
 def hidden_classes():
     """Which columns are kept depends on the values, so that nothing can tell before a run."""
     graph = Graph()
@@ -173,6 +193,122 @@ def no_classifiers():
     graph.save("gray", labels=LABELS[:1])
 
 
+VOCABULARY = ["<pad>", "<end>", "red", "green", "blue", "a", "photo", "of", "<other>"]
+# What a token adds to the embedding of its text.
+TABLE = [[4, 4, 4], [0.5, 0, 0.25], [3, 0, 0], [0, 3, 0], [0, 0, 3], [0.5, 0.5, 0], [0, 0.25, 0.5], [0.25, 0, 0], [1, 1, -1]]
+
+
+def text_tower(graph, masked, width=3, output="text_embeds"):
+    """The sum of what the tokens add; of all of them, where nothing says which fill up."""
+    ids = graph.input("input_ids", I64, ["texts", "length"])
+    table = np.array(TABLE, np.float32)[:, :width]
+    vectors = graph.node("Gather", [graph.weight("table", table), ids], "token_vectors")
+    if masked:
+        mask = graph.node("Cast", [graph.input("attention_mask", I64, ["texts", "length"])], "mask", to=F32)
+        axis = graph.weight("axis", np.array([2], np.int64))
+        mask = graph.node("Unsqueeze", [mask, axis], "wide_mask")
+        vectors = graph.node("Mul", [vectors, mask], "masked_vectors")
+    length = graph.weight("length_axis", np.array([1], np.int64))
+    graph.node("ReduceSum", [vectors, length], output, keepdims=0)
+    graph.output(output, F32, ["texts", width])
+    return output
+
+
+def image_tower(graph, output="image_embeds"):
+    pixels = graph.input("pixel_values", F32, shape("nchw", "images"))
+    weighted_means(graph, pixels, "nchw", F32, output=output)
+    graph.output(output, F32, ["images", 3])
+    return output
+
+
+def compared(graph, scale, bias):
+    """As Optimum exports both towers: what each image is for each text."""
+    sides = []
+    for name in ["image_embeds", "text_embeds"]:
+        length = graph.node("ReduceL2", [name], f"{name}_length", axes=[1], keepdims=1)
+        sides.append(graph.node("Div", [name, length], f"{name}_direction"))
+    turned = graph.node("Transpose", [sides[1]], "turned", perm=[1, 0])
+    cosines = graph.node("MatMul", [sides[0], turned], "cosines")
+    scaled = graph.node("Mul", [cosines, graph.weight("scale", np.float32(scale))], "scaled")
+    graph.node("Add", [scaled, graph.weight("bias", np.float32(bias))], "logits_per_image")
+    graph.output("logits_per_image", F32, ["images", "texts"])
+
+
+def tokenizer(folder):
+    """Words of the vocabulary, in lower case, and an end."""
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    end = {"SpecialToken": {"id": "<end>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": VOCABULARY[i], **special} for i in (0, 1)],
+        "normalizer": {"type": "Lowercase"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [text, end],
+            "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}, end],
+            "special_tokens": {"<end>": {"id": "<end>", "ids": [1], "tokens": ["<end>"]}},
+        },
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: number for number, word in enumerate(VOCABULARY)},
+            "unk_token": "<other>",
+        },
+    }
+    path = HERE / folder
+    (path / "tokenizer.json").write_text(json.dumps(content) + "\n")
+    settings = {"model_max_length": 8, "pad_token": "<pad>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings) + "\n")
+    processor = {
+        "image_processor_type": "ViTImageProcessor",
+        "use_fast": False,
+        "size": {"height": HEIGHT, "width": WIDTH},
+        "resample": 2,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    (path / "preprocessor_config.json").write_text(json.dumps(processor) + "\n")
+
+
+def two_towers(folder, kind, width=3):
+    """As transformers.js has them: a file for each tower."""
+    for name, tower in [("vision_model", image_tower), ("text_model", None)]:
+        graph = Graph()
+        tower(graph) if tower else text_tower(graph, masked=True, width=width)
+        graph.save(folder, file=f"{name}.onnx", config={"model_type": kind})
+    tokenizer(folder)
+
+
+def both_towers(folder, kind, scale, bias, masked):
+    graph = Graph()
+    text_tower(graph, masked)
+    image_tower(graph)
+    compared(graph, scale, bias)
+    graph.save(folder, config={"model_type": kind})
+    tokenizer(folder)
+
+
+def tokens_of_image():
+    """A vector for each row of the image, of which the first one stands for all, as DINOv2 has it."""
+    graph = Graph()
+    pixels = graph.input("pixel_values", F32, shape("nchw"))
+    means = graph.node("ReduceMean", [pixels], "means", axes=[3], keepdims=0)
+    graph.node("Transpose", [means], "last_hidden_state", perm=[0, 2, 1])
+    graph.output("last_hidden_state", F32, ["N", HEIGHT, 3])
+    graph.save("dinov2", config={"model_type": "dinov2"})
+
+
+two_towers("clip", "clip")
+two_towers("narrow_text", "clip", width=2)
+both_towers("clip_both", "clip", scale=20.0, bias=0.0, masked=True)
+both_towers("siglip_both", "siglip", scale=12.5, bias=-3.0, masked=False)
+(HERE / "clip" / "trommel.toml").write_text("[text]\nlogit-scale = 20.0\n")
+(HERE / "narrow_text" / "trommel.toml").write_text("[text]\nlogit-scale = 20.0\n")
+tokens_of_image()
 for layout in ["nchw", "nhwc"]:
     for element, name in [(F32, "f32"), (F16, "f16"), (U8, "u8")]:
         plain(f"{layout}_{name}", layout, element)
@@ -183,5 +319,8 @@ poison("poison", "N")
 poison("poison_fixed4", 4)
 not_finite()
 traced_for_one()
+scores("softmax", "Softmax", axis=1)
+scores("sigmoid", "Sigmoid")
+one_logit()
 hidden_classes()
 no_classifiers()

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use trommel_preprocess::{Limits, Mode, Plan, Preparer};
+use trommel_preprocess::{Limits, Mode, Plan, Preparer, Reference};
 
 thread_local! {
     /// Used for all inputs, as a worker's thread uses its own.
     static PREPARERS: RefCell<[Preparer; 2]> = RefCell::new([Mode::Exact, Mode::Fast].map(|mode| {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs/clip");
-        let plan = Arc::new(Plan::load(&model).expect("a configuration of the tests"));
+        let plan = Arc::new(Plan::load(&model, Reference::Auto).expect("a configuration of the tests"));
         let limits = Limits { max_pixels: 1 << 20, max_bytes: 1 << 20, ..Limits::default() };
         Preparer::new(plan, limits).with_mode(mode)
     }));

@@ -1,104 +1,54 @@
 //! Transformers' `preprocessor_config.json`, with the defaults of each image processor's class.
 //!
-//! Followed are the Pillow processors of Transformers 5.23 (`…ImageProcessorPil`), which also read
-//! what older releases and their feature extractors have written; and those that scale with
-//! torchvision where the file names one: by a class that ends in `Fast`, or by `use_fast`.
+//! Followed are the processors of Transformers 5.23 with Pillow (`…ImageProcessorPil`) and with
+//! torchvision (`…ImageProcessor`), which also read what older releases and their feature extractors
+//! have written; which of the two, `reference.rs` says. Classes and options are lists of what is
+//! followed: any other is refused by name.
+
+mod family;
+mod options;
 
 use serde_json::Value;
 use trommel_types::Normalization;
 
+use self::family::{FOLLOWED, Family, Rule, Size};
 use super::reader::{JsonFile, edge, number, resample};
+use super::reference::{self, Asked};
 use crate::geometry::{Crop, Resize, Rounding};
-use crate::{Arithmetic, ChannelOrder, ConfigError, Plan, Resample};
+use crate::{Arithmetic, ChannelOrder, ConfigError, Encoding, Plan};
 
-const HALF: [f32; 3] = [0.5; 3];
-const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
-const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
-
-const CLASS: &str = "a class that resizes, crops and normalises one image at a time; state resize, \
-                     resample, mean and std in [preprocess] of trommel.toml instead";
 const SIZE: &str = "a length in pixels, {\"height\": …, \"width\": …} or {\"shortest_edge\": …}";
 const CROP_SIZE: &str = "a length in pixels or {\"height\": …, \"width\": …}";
 const RESAMPLE: &str =
     "a filter of Pillow: 0 nearest, 1 lanczos, 2 bilinear, 3 bicubic, 4 box, 5 hamming";
 
-/// What a processor's class does where its file is silent.
-#[derive(Debug, Clone, Copy)]
-struct Family {
-    /// How `size` becomes the scaling.
-    rule: Rule,
-    /// Whether a bare number in `size` means both sides, and not the shorter one.
-    square: bool,
-    size: Option<Size>,
-    resample: Option<Resample>,
-    center_crop: bool,
-    crop: Option<u32>,
-    mean: Option<[f32; 3]>,
-    std: Option<[f32; 3]>,
-}
-
-/// How `size` becomes the scaling, where a class has a rule of its own.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Rule {
-    Plain,
-    /// Below 384: shorter side to `size ÷ crop_pct`, then crop to `size`; from there on: squash.
-    ConvNext,
-    /// Shorter side to `size × 256 ÷ 224`.
-    Levit,
-    /// Shorter side to `size ÷ crop_pct`.
-    PoolFormer,
-    /// Plain, with its own arithmetic after scaling.
-    EfficientNet,
-    /// Plain, with flipped channels unless the file says otherwise, and never normalised.
-    MobileVit,
-    /// Of a class that is not known, the file must say everything.
-    Unknown,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Size {
-    Exact { height: u32, width: u32 },
-    ShortestEdge(u32),
-}
-
-pub(super) fn plan(file: &JsonFile) -> Result<Plan, ConfigError> {
-    let class_key = if file.get("image_processor_type").is_some() {
-        "image_processor_type"
-    } else {
-        "feature_extractor_type"
+/// The plan of a processor's file, in the folder of a model whose `config.json` is `model`.
+pub(super) fn plan(
+    file: &JsonFile,
+    model: Option<&JsonFile>,
+    asked: Asked,
+) -> Result<Plan, ConfigError> {
+    let (class, place) = class(file, model)?;
+    let Some(family) = family::family(class) else {
+        let classes: Vec<_> = FOLLOWED.map(|name| format!("{name}ImageProcessor")).into();
+        let why = format!("followed are {}, and timm's transforms", classes.join(", "));
+        return Err(place.not_followed(class_key(place), why));
     };
-    let class = file.text(class_key).unwrap_or("ImageProcessor");
-    let Some(family) = family(class) else {
-        return Err(file.invalid(class_key, CLASS));
-    };
-    if file.bool("do_pad", false)? && file.get("pad_size").is_some() {
-        return Err(file.invalid("do_pad", "false: images are cropped and never padded"));
-    }
+    options::check(file, family.rule)?;
     let (resize, mut crop) = scaling(file, &family)?;
-    let arithmetic = arithmetic(file, class)?;
+    let (arithmetic, reason) = reference::of_transformers(asked, file, class, model)?;
     if let (Arithmetic::Torchvision, Some(crop)) = (arithmetic, &mut crop) {
         crop.rounding = Rounding::TransformersFast;
     }
     let flip = file.bool("do_flip_channel_order", family.rule == Rule::MobileVit)?;
-    let resample = match file
-        .read_opt("resample", RESAMPLE, resample)?
-        .or(family.resample)
-    {
-        Some(resample) => resample,
-        None if resize == Resize::None => Resample::Bilinear,
-        None => return Err(file.invalid("resample", RESAMPLE)),
-    };
-    let is_scaled = resize != Resize::None && arithmetic == Arithmetic::Torchvision;
-    if is_scaled && matches!(resample, Resample::Box | Resample::Hamming) {
-        return Err(file.invalid("resample", "a filter that torchvision has"));
-    }
+    let resample = file.read_or("resample", family.resample, RESAMPLE, resample)?;
     Ok(Plan {
         family: class.to_owned(),
+        read_from: place.name(),
         resize,
         resample,
         arithmetic,
+        arithmetic_reason: reason,
         crop,
         channel_order: if flip {
             ChannelOrder::Bgr
@@ -106,136 +56,49 @@ pub(super) fn plan(file: &JsonFile) -> Result<Plan, ConfigError> {
             ChannelOrder::Rgb
         },
         normalization: normalization(file, &family)?,
+        encoding: Encoding::Raw,
     })
 }
 
-/// Whose scaling a processor uses.
-fn arithmetic(file: &JsonFile, class: &str) -> Result<Arithmetic, ConfigError> {
-    let is_fast = class.ends_with("Fast") || file.bool("use_fast", false)?;
-    Ok(if is_fast {
-        Arithmetic::Torchvision
-    } else {
-        Arithmetic::Pillow
-    })
+/// The processor's class, and the file that names it: the processor's own, or else `config.json`, by the
+/// class or by the type of the model, as Transformers looks for it.
+fn class<'a>(
+    file: &'a JsonFile,
+    model: Option<&'a JsonFile>,
+) -> Result<(&'a str, &'a JsonFile), ConfigError> {
+    for key in ["image_processor_type", "feature_extractor_type"] {
+        if file.get(key).is_some() {
+            let class = file.text(key);
+            return Ok((class.ok_or_else(|| file.invalid(key, "a name"))?, file));
+        }
+    }
+    if let Some(model) = model {
+        if let Some(class) = model.text("image_processor_type") {
+            return Ok((class, model));
+        }
+        if model.get("auto_map.AutoImageProcessor").is_some() {
+            return Err(model.not_followed("auto_map", "the processor is code of its own"));
+        }
+        let by_type = model.text("model_type").and_then(family::class_of_model);
+        if let Some(class) = by_type {
+            return Ok((class, model));
+        }
+    }
+    Err(file.not_followed(
+        "image_processor_type",
+        "neither this file nor config.json says which class it is for",
+    ))
 }
 
-/// The defaults of a class; `None` for classes whose processors do something else.
-fn family(class: &str) -> Option<Family> {
-    let name = ["Fast", "Pil", "ImageProcessor", "FeatureExtractor"]
-        .iter()
-        .fold(class, |name, suffix| {
-            name.strip_suffix(suffix).unwrap_or(name)
-        });
-    let exact = |edge| {
-        Some(Size::Exact {
-            height: edge,
-            width: edge,
-        })
-    };
-    let shortest = |edge| Some(Size::ShortestEdge(edge));
-    let unknown = Family {
-        rule: Rule::Unknown,
-        square: true,
-        size: None,
-        resample: None,
-        center_crop: false,
-        crop: None,
-        mean: None,
-        std: None,
-    };
-    let vit = Family {
-        rule: Rule::Plain,
-        size: exact(224),
-        resample: Some(Resample::Bilinear),
-        mean: Some(HALF),
-        std: Some(HALF),
-        ..unknown
-    };
-    let siglip = Family {
-        square: false,
-        resample: Some(Resample::Bicubic),
-        ..vit
-    };
-    // What crops to 224 after scaling the shorter side.
-    let clip = Family {
-        size: shortest(224),
-        center_crop: true,
-        crop: Some(224),
-        mean: Some(CLIP_MEAN),
-        std: Some(CLIP_STD),
-        ..siglip
-    };
-    let imagenet = Family {
-        mean: Some(IMAGENET_MEAN),
-        std: Some(IMAGENET_STD),
-        ..clip
-    };
-    let half = Family {
-        mean: Some(HALF),
-        std: Some(HALF),
-        ..clip
-    };
-    let bicubic = Family {
-        square: true,
-        ..siglip
-    };
-    Some(match name {
-        "ViT" => vit,
-        "Siglip" => siglip,
-        "Beit" => Family {
-            crop: Some(224),
-            ..bicubic
-        },
-        "DeiT" => Family {
-            size: exact(256),
-            center_crop: true,
-            crop: Some(224),
-            ..bicubic
-        },
-        "CLIP" | "Bit" => clip,
-        "ConvNext" => Family {
-            rule: Rule::ConvNext,
-            size: shortest(384),
-            ..siglip
-        },
-        "Levit" => Family {
-            rule: Rule::Levit,
-            ..imagenet
-        },
-        "PoolFormer" => Family {
-            rule: Rule::PoolFormer,
-            ..imagenet
-        },
-        "EfficientNet" => Family {
-            rule: Rule::EfficientNet,
-            size: exact(346),
-            crop: Some(289),
-            ..bicubic
-        },
-        "MobileNetV1" | "MobileNetV2" => Family {
-            size: shortest(256),
-            resample: Some(Resample::Bilinear),
-            ..half
-        },
-        "MobileViT" => Family {
-            rule: Rule::MobileVit,
-            crop: Some(256),
-            ..half
-        },
-        // Crops before it scales; colours by cluster; sides by divisor; patches of any number.
-        "Perceiver" | "ImageGPT" | "TextNet" | "Siglip2" => return None,
-        _ => unknown,
-    })
+/// The key of a file that named its class.
+fn class_key(file: &JsonFile) -> &'static str {
+    let keys = ["image_processor_type", "feature_extractor_type"];
+    let named = keys.into_iter().find(|key| file.get(key).is_some());
+    named.unwrap_or("model_type")
 }
 
 fn scaling(file: &JsonFile, family: &Family) -> Result<(Resize, Option<Crop>), ConfigError> {
     let crops = file.bool("do_center_crop", family.center_crop)?;
-    if family.rule == Rule::Unknown
-        && file.get("do_center_crop").is_none()
-        && file.get("crop_size").is_some()
-    {
-        return Err(file.invalid("do_center_crop", "true or false, beside crop_size"));
-    }
     let crop = if crops {
         Some(crop_size(file, family)?)
     } else {
@@ -285,6 +148,14 @@ fn scaling(file: &JsonFile, family: &Family) -> Result<(Resize, Option<Crop>), C
 }
 
 fn size(file: &JsonFile, family: &Family) -> Result<Size, ConfigError> {
+    let is_bare = file.get("size").is_some_and(Value::is_number);
+    if is_bare && file.bool("default_to_square", family.square)? != family.square {
+        // Releases differ in whether they heed it.
+        return Err(file.not_followed(
+            "default_to_square",
+            "it contradicts the class, and `size` is a bare number",
+        ));
+    }
     let read = |value: &Value| {
         if let Some(one) = edge(value) {
             return Some(if family.square {
@@ -305,9 +176,7 @@ fn size(file: &JsonFile, family: &Family) -> Result<Size, ConfigError> {
             .is_some_and(|edge| !edge.is_null());
         (!longest).then_some(Size::ShortestEdge(shortest))
     };
-    file.read_opt("size", SIZE, read)?
-        .or(family.size)
-        .ok_or_else(|| file.invalid("size", SIZE))
+    file.read_or("size", family.size, SIZE, read)
 }
 
 fn crop_size(file: &JsonFile, family: &Family) -> Result<Crop, ConfigError> {
@@ -357,12 +226,8 @@ fn crop_pct(file: &JsonFile, default: f64) -> Result<f64, ConfigError> {
 }
 
 fn normalization(file: &JsonFile, family: &Family) -> Result<Normalization, ConfigError> {
-    let channels = |key, default: Option<[f32; 3]>| match default {
-        None if file.get(key).is_none() => Err(file.invalid(key, "a number for each channel")),
-        default => file.channels(key, default.unwrap_or_default()),
-    };
     let image_std = || {
-        let std = channels("image_std", family.std)?;
+        let std = file.channels("image_std", family.std)?;
         if std.contains(&0.0) {
             Err(file.invalid("image_std", "no zero"))
         } else {
@@ -380,7 +245,7 @@ fn normalization(file: &JsonFile, family: &Family) -> Result<Normalization, Conf
     }
     // MobileViT's processor knows `do_normalize` and does not heed it.
     if family.rule != Rule::MobileVit && file.bool("do_normalize", true)? {
-        normalization.mean = channels("image_mean", family.mean)?;
+        normalization.mean = file.channels("image_mean", family.mean)?;
         normalization.std = image_std()?;
     }
     if family.rule == Rule::EfficientNet {

@@ -4,18 +4,19 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use trommel_types::Normalization;
+use trommel_types::{Normalization, Reference};
 
 use super::reader::read_text;
+use super::reference::Asked;
 use crate::geometry::{Crop, Resize, Rounding};
-use crate::{Arithmetic, ChannelOrder, ConfigError, Plan, Resample};
+use crate::{ChannelOrder, ConfigError, Plan, Resample};
 
 #[derive(Debug, Default, Deserialize)]
 struct File {
     preprocess: Option<Keys>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Keys {
     /// `[height, width]`.
@@ -27,7 +28,8 @@ struct Keys {
     rounding: Option<Rounding>,
     resample: Option<Resample>,
     /// Whose scaling is followed.
-    arithmetic: Option<Arithmetic>,
+    #[serde(default)]
+    reference: Reference,
     channel_order: Option<ChannelOrder>,
     scale: Option<f32>,
     mean: Option<[f32; 3]>,
@@ -58,6 +60,11 @@ pub(super) fn read(path: &Path) -> Result<Option<Overrides>, ConfigError> {
 const MAY_BE: RangeInclusive<u32> = 1..=65_535;
 
 impl Overrides {
+    /// Whose scaling is to be followed.
+    pub(super) fn reference(&self) -> Reference {
+        self.keys.reference
+    }
+
     /// Whether nothing is left for other files to say.
     pub(super) fn are_complete(&self) -> bool {
         let Keys {
@@ -75,13 +82,14 @@ impl Overrides {
 
     /// What a plan becomes when these keys replace its own.
     pub(super) fn apply(self, mut plan: Plan) -> Result<Plan, ConfigError> {
+        let shapes = self.keys != Keys::of(self.keys.reference);
         let Keys {
             resize,
             shortest_edge,
             crop,
             rounding,
             resample,
-            arithmetic,
+            reference: _, // decided before the other files were read
             channel_order,
             scale,
             mean,
@@ -135,19 +143,20 @@ impl Overrides {
             });
         }
         plan.resample = resample.unwrap_or(plan.resample);
-        plan.arithmetic = arithmetic.unwrap_or(plan.arithmetic);
         plan.channel_order = channel_order.unwrap_or(plan.channel_order);
         plan.normalization = Normalization {
             scale: scale.unwrap_or(plan.normalization.scale),
             mean: mean.unwrap_or(plan.normalization.mean),
             std: std.unwrap_or(plan.normalization.std),
         };
-        plan.family.push_str(" with trommel.toml");
+        if shapes {
+            plan.family.push_str(" with trommel.toml");
+        }
         Ok(plan)
     }
 
-    /// A plan from these keys alone.
-    pub(super) fn into_plan(self) -> Result<Plan, ConfigError> {
+    /// A plan from these keys alone, whose reference is Pillow unless another was asked for.
+    pub(super) fn into_plan(self, asked: Asked) -> Result<Plan, ConfigError> {
         if self.keys.resize.is_none()
             && self.keys.crop.is_none()
             && self.keys.shortest_edge.is_none()
@@ -159,13 +168,34 @@ impl Overrides {
                 expected: "[height, width]",
             });
         }
-        self.apply(Plan::plain(Resize::None))
+        let mut plan = Plan::plain(Resize::None);
+        plan.read_from = "trommel.toml".to_owned();
+        if let Some((arithmetic, reason)) = asked.decided() {
+            (plan.arithmetic, plan.arithmetic_reason) = (arithmetic, reason);
+        }
+        self.apply(plan)
+    }
+}
+
+impl Keys {
+    /// Those of a file that sets nothing else.
+    fn of(reference: Reference) -> Self {
+        Self {
+            reference,
+            ..Self::default()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Arithmetic;
+
+    const AUTO: Asked = Asked {
+        reference: Reference::Auto,
+        by: "",
+    };
 
     #[test]
     fn keys_replace_and_unknown_ones_are_refused() {
@@ -176,7 +206,7 @@ mod tests {
             "[preprocess]\nresize = [48, 64]\nchannel-order = \"bgr\"\n",
         )
         .unwrap();
-        let plan = read(&path).unwrap().unwrap().into_plan().unwrap();
+        let plan = read(&path).unwrap().unwrap().into_plan(AUTO).unwrap();
         assert_eq!(
             plan.resize,
             Resize::Exact {
@@ -195,14 +225,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trommel.toml");
         std::fs::write(&path, format!("[preprocess]\n{text}")).unwrap();
-        read(&path)?.unwrap().into_plan()
+        let overrides = read(&path)?.unwrap();
+        let asked = Asked {
+            reference: overrides.reference(),
+            by: "test",
+        };
+        overrides.into_plan(asked)
     }
 
     #[test]
     fn every_key_is_heeded() {
         let plan = applied(
             "shortest-edge = 40\ncrop = [32, 36]\nrounding = \"torchvision\"\nresample = \"lanczos\"\n\
-             arithmetic = \"torchvision\"\nscale = 1\nmean = [1, 2, 3]\nstd = [4, 5, 6]",
+             reference = \"torchvision\"\nscale = 1\nmean = [1, 2, 3]\nstd = [4, 5, 6]",
         )
         .unwrap();
         assert_eq!(plan.resize, Resize::ShortestEdge(40));

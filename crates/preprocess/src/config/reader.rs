@@ -10,6 +10,8 @@ use crate::{ConfigError, Resample};
 pub(super) struct JsonFile {
     path: PathBuf,
     object: Value,
+    /// What the keys begin with in messages, for an object within the file's.
+    prefix: &'static str,
 }
 
 impl JsonFile {
@@ -29,7 +31,30 @@ impl JsonFile {
         Ok(Self {
             path: path.to_owned(),
             object,
+            prefix: "",
         })
+    }
+
+    /// An object within this one, if it is there.
+    pub(super) fn within(&self, key: &str, prefix: &'static str) -> Option<Self> {
+        let object = self.get(key).filter(|value| value.is_object())?;
+        Some(Self {
+            path: self.path.clone(),
+            object: object.clone(),
+            prefix,
+        })
+    }
+
+    /// The file's name.
+    pub(super) fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Keys and values of the object; none if it is no object.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let entries = self.object.as_object().into_iter().flatten();
+        entries.map(|(key, value)| (key.as_str(), value))
     }
 
     /// The value of a key, when it is there and not null. `a.b` goes into an object.
@@ -95,12 +120,40 @@ impl JsonFile {
     pub(super) fn invalid(&self, key: &str, expected: &'static str) -> ConfigError {
         ConfigError::Invalid {
             path: self.path.clone(),
-            key: key.to_owned(),
-            found: self
-                .get(key)
-                .map_or_else(|| "missing".to_owned(), Value::to_string),
+            key: format!("{}{key}", self.prefix),
+            found: self.found(key),
             expected,
         }
+    }
+
+    /// The error for what the file says clearly and Trommel does not do.
+    pub(super) fn not_followed(&self, key: &str, why: impl Into<String>) -> ConfigError {
+        ConfigError::NotFollowed {
+            path: self.path.clone(),
+            key: format!("{}{key}", self.prefix),
+            found: self.found(key),
+            why: why.into(),
+        }
+    }
+
+    /// The error for a setting from elsewhere that this file leaves no choice about.
+    pub(super) fn without_choice(
+        &self,
+        key: &str,
+        found: &str,
+        expected: &'static str,
+    ) -> ConfigError {
+        ConfigError::Invalid {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            found: found.to_owned(),
+            expected,
+        }
+    }
+
+    fn found(&self, key: &str) -> String {
+        let value = self.get(key);
+        value.map_or_else(|| "missing".to_owned(), Value::to_string)
     }
 }
 

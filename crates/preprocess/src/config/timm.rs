@@ -1,11 +1,12 @@
 //! timm's `config.json`: the evaluation transform of `pretrained_cfg`.
 
 use serde_json::Value;
-use trommel_types::Normalization;
+use trommel_types::{Normalization, Reference};
 
 use super::reader::{JsonFile, edge, resample};
+use super::reference::Asked;
 use crate::geometry::{Crop, Resize, Rounding};
-use crate::{Arithmetic, ChannelOrder, ConfigError, Plan, Resample};
+use crate::{Arithmetic, ChannelOrder, ConfigError, Encoding, Plan, Resample};
 
 const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const IMAGENET_MEAN_F64: [f64; 3] = [0.485, 0.456, 0.406];
@@ -20,8 +21,12 @@ pub(super) fn is_wrapper(file: &JsonFile) -> bool {
 /// The plan of a timm model; `None` when the file is no timm model's.
 ///
 /// As `resolve_data_config` and `transforms_imagenet_eval` of timm 1.0 with Pillow images.
-pub(super) fn plan(file: &JsonFile) -> Result<Option<Plan>, ConfigError> {
+pub(super) fn plan(file: &JsonFile, asked: Asked) -> Result<Option<Plan>, ConfigError> {
     let nested = file.get("pretrained_cfg").is_some();
+    // Its older files have the settings at the top; another library's `input_size` may mean anything.
+    if !nested && file.get("architecture").is_none() {
+        return Ok(None);
+    }
     let named = |name: &str| {
         if nested {
             format!("pretrained_cfg.{name}")
@@ -35,6 +40,13 @@ pub(super) fn plan(file: &JsonFile) -> Result<Option<Plan>, ConfigError> {
         None if nested => (224, 224),
         None => return Ok(None),
     };
+    if asked.reference == Reference::Torchvision {
+        return Err(file.without_choice(
+            "preprocess.reference",
+            "torchvision",
+            "auto or pillow: timm's transforms scale with Pillow",
+        ));
+    }
     let mean = file.channels(&named("mean"), IMAGENET_MEAN)?;
     let std = file.channels(&named("std"), IMAGENET_STD)?;
     if std.contains(&0.0) {
@@ -88,6 +100,7 @@ pub(super) fn plan(file: &JsonFile) -> Result<Option<Plan>, ConfigError> {
     )?;
     Ok(Some(Plan {
         family: "timm".to_owned(),
+        read_from: file.name(),
         resize,
         resample: file.read_or(
             &named("interpolation"),
@@ -96,6 +109,7 @@ pub(super) fn plan(file: &JsonFile) -> Result<Option<Plan>, ConfigError> {
             resample,
         )?,
         arithmetic: Arithmetic::Pillow,
+        arithmetic_reason: "timm's transforms scale with Pillow".to_owned(),
         crop: Some(Crop {
             height,
             width,
@@ -108,6 +122,7 @@ pub(super) fn plan(file: &JsonFile) -> Result<Option<Plan>, ConfigError> {
             std,
             ..Normalization::default()
         },
+        encoding: Encoding::Raw,
     }))
 }
 
@@ -135,7 +150,11 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Option<Plan>, ConfigError> {
-        plan(&JsonFile::parse(Path::new("config.json"), text)?)
+        let asked = Asked {
+            reference: Reference::Auto,
+            by: "",
+        };
+        plan(&JsonFile::parse(Path::new("config.json"), text)?, asked)
     }
 
     fn crop(height: u32, width: u32, fill: [u8; 3]) -> Option<Crop> {
@@ -181,7 +200,7 @@ mod tests {
     fn crop_modes() {
         let of = |mode: &str| {
             let text = format!(
-                r#"{{"input_size":[3,256,320],"crop_pct":0.8,"mean":[0.5,0.3,0.25],"crop_mode":"{mode}"}}"#
+                r#"{{"architecture":"x","input_size":[3,256,320],"crop_pct":0.8,"mean":[0.5,0.3,0.25],"crop_mode":"{mode}"}}"#
             );
             let plan = read(&text).unwrap().unwrap();
             (plan.resize, plan.crop)
@@ -204,10 +223,12 @@ mod tests {
 
     #[test]
     fn a_model_of_another_library_is_left_alone() {
-        assert_eq!(
-            read(r#"{"model_type":"vit","image_size":224}"#).unwrap(),
-            None
-        );
+        for text in [
+            r#"{"model_type":"vit","image_size":224}"#,
+            r#"{"model_type":"own","input_size":[3,224,224]}"#,
+        ] {
+            assert_eq!(read(text).unwrap(), None, "{text}");
+        }
     }
 
     #[test]

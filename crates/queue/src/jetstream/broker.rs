@@ -1,28 +1,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::response::Response;
-use async_nats::jetstream::{Context, ErrorCode, consumer, context::ContextBuilder, stream};
-use async_nats::{Client, HeaderMap};
+use async_nats::client::{Request, RequestErrorKind};
+use async_nats::jetstream::{Context, context::ContextBuilder};
+use async_nats::{Client, HeaderMap, Message};
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
-use trommel_types::Message;
 
+use super::answers::{ErrorCode, Refusal, Verdict, check_subject, too_large};
 use super::backoff::Backoff;
-use super::connect::{Link, check_version, open};
-use super::consumer::ensure_consumer;
-use super::kv::Kv;
-use super::queue::{ConsumerSpec, JetStreamQueue, QueueSpec};
-use super::streams::{self, StreamName};
-use super::{BrokerConfig, ServerVersion};
+use super::config::BrokerConfig;
+use super::connect::{ANSWER, Begun, Interruption, Link, check_version, open};
+use super::denial::Denial;
+use super::version::ServerVersion;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time the server may take for one answer.
-pub(super) const ANSWER: Duration = Duration::from_secs(2);
+/// Time for the client library to hand on what the server has said.
+const SETTLING: Duration = Duration::from_millis(50);
 /// Time a question is repeated before it is given up.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -40,82 +38,43 @@ struct Inner {
     link: Link,
 }
 
-/// One message of core NATS, heard by those who listen when it is sent.
-#[derive(Debug, Clone)]
-pub struct Event {
-    /// Where it was sent.
-    pub subject: String,
-    /// What it says.
-    pub payload: Bytes,
-    /// Its headers, if it has any.
-    pub headers: Option<HeaderMap>,
+/// How one request ended.
+pub(super) enum Reply {
+    Answer(Message),
+    /// Nobody serves the subject.
+    Nobody,
+    /// No answer came, and why.
+    Silence(String),
 }
 
-/// What a [`Broker::subscribe`] hears. It goes on after the connection was lost, without what was
-/// said meanwhile.
-pub struct Subscription {
-    subscriber: async_nats::Subscriber,
-}
-
-impl Subscription {
-    /// The next event; `None` when the broker was drained. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Event> {
-        StreamExt::next(self).await
-    }
-}
-
-impl Stream for Subscription {
-    type Item = Event;
-
-    fn poll_next(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Event>> {
-        self.subscriber.poll_next_unpin(cx).map(|message| {
-            message.map(|message| Event {
-                subject: message.subject.to_string(),
-                payload: message.payload,
-                headers: message.headers,
-            })
-        })
-    }
-}
-
-/// What a stream holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamStats {
-    /// Messages, those in flight included.
-    pub messages: u64,
-    /// Their bytes as stored.
-    pub bytes: u64,
-    /// Sequence of the oldest one.
-    pub first_sequence: u64,
-    /// Sequence of the newest one that was ever stored.
-    pub last_sequence: u64,
-}
-
-/// What a durable consumer has before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConsumerStats {
-    /// Messages never delivered so far.
-    pub waiting: u64,
-    /// Messages delivered and not settled, those whose retry is delayed included.
-    pub in_flight: u64,
-    /// Of those in flight, the ones that were delivered more than once.
-    pub redelivered: u64,
-    /// Sequence up to which all messages are settled.
-    pub settled_up_to: u64,
+/// An answer of the JetStream API.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Answer<T> {
+    Refused { error: Refusal },
+    Given(T),
 }
 
 impl Broker {
     /// Connects, as `name` in the server's monitoring, and makes sure that the broker can be used.
-    /// Afterwards the connection is made again whenever it is lost, for ever.
+    /// Afterwards the connection is made again whenever it is lost, indefinitely.
     ///
     /// # Errors
     /// [`Unreachable`](QueueErrorKind::Unreachable), [`Refused`](QueueErrorKind::Refused),
+    /// [`Forbidden`](QueueErrorKind::Forbidden),
     /// [`Unsupported`](QueueErrorKind::Unsupported) (a server that is too old, or without JetStream)
     /// or [`Misconfigured`](QueueErrorKind::Misconfigured); each names what to change.
     pub async fn connect(config: &BrokerConfig, name: &str) -> Result<Self, QueueError> {
+        let broker = Self::connect_core(config, name).await?;
+        broker.check_jetstream(&config.redacted_url()).await?;
+        Ok(broker)
+    }
+
+    /// As [`Broker::connect`], for core NATS alone: the server need not have JetStream.
+    ///
+    /// # Errors
+    /// As [`Broker::connect`].
+    pub async fn connect_core(config: &BrokerConfig, name: &str) -> Result<Self, QueueError> {
         config.validate()?;
         let url = config.redacted_url();
         let (client, link) = open(config, name).await?;
@@ -133,181 +92,8 @@ impl Broker {
                 link,
             }),
         };
-        broker.check_jetstream(&url).await?;
         info!(%url, %version, max_payload = broker.max_payload(), "connected to the broker");
         Ok(broker)
-    }
-
-    /// Creates the streams and the bucket that are absent. One that exists stays as it is: what it
-    /// limits differently is logged.
-    ///
-    /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when an existing stream takes other subjects
-    /// or has another retention, storage or discard policy; the error names stream, difference and
-    /// remedy.
-    pub async fn ensure_streams(&self) -> Result<(), QueueError> {
-        streams::ensure_all(self).await
-    }
-
-    /// A queue on one of the streams. Creates its consumer if absent; of one that exists only the
-    /// ack deadline and the most it may have in flight are brought up to date.
-    ///
-    /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when the consumer cannot be made or one of
-    /// its name takes something else.
-    pub async fn queue<T: Message>(
-        &self,
-        spec: QueueSpec<T>,
-    ) -> Result<JetStreamQueue<T>, QueueError> {
-        JetStreamQueue::open(self, spec).await
-    }
-
-    /// The bucket of job records, checkpoints and leases.
-    ///
-    /// # Errors
-    /// When it is not there: call [`Broker::ensure_streams`] first.
-    pub async fn kv(&self) -> Result<Kv, QueueError> {
-        Kv::open(self).await
-    }
-
-    /// Removes a durable consumer; says whether there was one. What it had not settled stays in the
-    /// stream for the next consumer of the same subjects.
-    ///
-    /// # Errors
-    /// When the broker cannot be asked.
-    pub async fn delete_consumer(
-        &self,
-        stream: StreamName,
-        durable: &str,
-    ) -> Result<bool, QueueError> {
-        let subject = format!("CONSUMER.DELETE.{}.{durable}", self.stream_name(stream));
-        let gone = [ErrorCode::CONSUMER_NOT_FOUND, ErrorCode::STREAM_NOT_FOUND];
-        let deleted: Option<Value> = self.ask(&subject, &json!({}), &gone).await?;
-        Ok(deleted.is_some())
-    }
-
-    /// Removes all messages of a stream whose subject matches; says how many.
-    ///
-    /// # Errors
-    /// When the broker cannot be asked.
-    pub async fn purge_subject(
-        &self,
-        stream: StreamName,
-        subject: &str,
-    ) -> Result<u64, QueueError> {
-        let api = format!("STREAM.PURGE.{}", self.stream_name(stream));
-        let gone = [ErrorCode::STREAM_NOT_FOUND];
-        let purged: Option<Value> = self.ask(&api, &json!({ "filter": subject }), &gone).await?;
-        Ok(purged
-            .and_then(|purged| purged["purged"].as_u64())
-            .unwrap_or(0))
-    }
-
-    /// What a durable consumer has before it; `None` when it does not exist.
-    ///
-    /// # Errors
-    /// When the broker cannot be asked.
-    pub async fn consumer_stats(
-        &self,
-        stream: StreamName,
-        durable: &str,
-    ) -> Result<Option<ConsumerStats>, QueueError> {
-        let subject = format!("CONSUMER.INFO.{}.{durable}", self.stream_name(stream));
-        let gone = [ErrorCode::CONSUMER_NOT_FOUND, ErrorCode::STREAM_NOT_FOUND];
-        let info: Option<consumer::Info> = self.ask(&subject, &json!({}), &gone).await?;
-        Ok(info.map(|info| ConsumerStats {
-            waiting: info.num_pending,
-            in_flight: info.num_ack_pending as u64,
-            redelivered: info.num_redelivered as u64,
-            settled_up_to: info.ack_floor.stream_sequence,
-        }))
-    }
-
-    /// What a stream holds; `None` when it does not exist.
-    ///
-    /// # Errors
-    /// When the broker cannot be asked.
-    pub async fn stream_stats(
-        &self,
-        stream: StreamName,
-    ) -> Result<Option<StreamStats>, QueueError> {
-        let subject = format!("STREAM.INFO.{}", self.stream_name(stream));
-        let gone = [ErrorCode::STREAM_NOT_FOUND];
-        let info: Option<stream::Info> = self.ask(&subject, &json!({}), &gone).await?;
-        Ok(info.map(|info| StreamStats {
-            messages: info.state.messages,
-            bytes: info.state.bytes,
-            first_sequence: info.state.first_sequence,
-            last_sequence: info.state.last_sequence,
-        }))
-    }
-
-    /// Messages of a stream whose subject matches.
-    ///
-    /// # Errors
-    /// When the broker cannot be asked.
-    pub async fn subject_count(
-        &self,
-        stream: StreamName,
-        subject: &str,
-    ) -> Result<u64, QueueError> {
-        let api = format!("STREAM.INFO.{}", self.stream_name(stream));
-        let gone = [ErrorCode::STREAM_NOT_FOUND];
-        let (mut count, mut offset) = (0, 0);
-        loop {
-            let question = json!({ "subjects_filter": subject, "offset": offset });
-            let info: Option<Value> = self.ask(&api, &question, &gone).await?;
-            // The server answers a page of subjects at a time.
-            let page = info.as_ref().map(|info| &info["state"]["subjects"]);
-            let Some(subjects) = page.and_then(Value::as_object) else {
-                return Ok(count);
-            };
-            count += subjects.values().filter_map(Value::as_u64).sum::<u64>();
-            offset += subjects.len();
-            let total = info.as_ref().and_then(|info| info["total"].as_u64());
-            if subjects.is_empty() || offset as u64 >= total.unwrap_or(0) {
-                return Ok(count);
-            }
-        }
-    }
-
-    /// Tells all who listen now. Nobody listening is no error.
-    ///
-    /// # Errors
-    /// [`TooLarge`](QueueErrorKind::TooLarge), or a subject that is none.
-    pub async fn publish_event(
-        &self,
-        subject: &str,
-        payload: Bytes,
-        headers: HeaderMap,
-    ) -> Result<(), QueueError> {
-        let published =
-            self.inner
-                .client
-                .publish_with_headers(subject.to_owned(), headers, payload);
-        published.await.map_err(|error| {
-            let kind = match error.kind() {
-                async_nats::client::PublishErrorKind::MaxPayloadExceeded => {
-                    QueueErrorKind::TooLarge
-                }
-                _ => QueueErrorKind::Misconfigured,
-            };
-            QueueError::new(kind, format!("failed to send event {subject}: {error}"))
-        })
-    }
-
-    /// Listens to a subject, wildcards included. Messages on their way to a stream are heard too.
-    ///
-    /// # Errors
-    /// A subject that is none.
-    pub async fn subscribe(&self, subject: &str) -> Result<Subscription, QueueError> {
-        match self.inner.client.subscribe(subject.to_owned()).await {
-            Ok(subscriber) => Ok(Subscription { subscriber }),
-            Err(error) => Err(QueueError::new(
-                QueueErrorKind::Misconfigured,
-                format!("failed to subscribe to {subject}: {error}"),
-            )),
-        }
     }
 
     /// Waits until the server has got all that was sent: settled deliveries and events.
@@ -351,19 +137,6 @@ impl Broker {
         &self.inner.client
     }
 
-    /// Creates a consumer, or brings the ack deadline and the most in flight of one up to date, without
-    /// taking anything by it. Who scales workers by its backlog needs it before the first of them.
-    ///
-    /// # Errors
-    /// When one of this name takes something else, or the broker does not answer.
-    pub async fn ensure_consumer(
-        &self,
-        stream: StreamName,
-        spec: &ConsumerSpec,
-    ) -> Result<(), QueueError> {
-        ensure_consumer(self, stream, spec).await
-    }
-
     /// Whether the connection is up at this moment.
     pub fn is_connected(&self) -> bool {
         self.inner.client.connection_state() == async_nats::connection::State::Connected
@@ -374,22 +147,83 @@ impl Broker {
         &self.inner.config
     }
 
-    /// The name of a stream on the server.
-    pub fn stream_name(&self, stream: StreamName) -> String {
-        stream.on_server(&self.inner.config.prefix)
-    }
-
     /// A subject under the prefix: `subject("tasks.high")` is `trommel.tasks.high`.
     pub fn subject(&self, rest: &str) -> String {
         format!("{}.{rest}", self.inner.config.prefix)
     }
 
+    /// The library's own view of JetStream.
     pub(super) fn context(&self) -> &Context {
         &self.inner.context
     }
 
     pub(super) fn link(&self) -> &Link {
         &self.inner.link
+    }
+
+    /// Waits until the server knows of all subscriptions of this connection, and reports one that it
+    /// denies.
+    ///
+    /// # Errors
+    /// [`Forbidden`](QueueErrorKind::Forbidden) when it denies one below `prefix`.
+    pub async fn check_subscriptions(&self, prefix: &str) -> Result<(), QueueError> {
+        self.flush().await?;
+        tokio::time::sleep(SETTLING).await;
+        let is_ours = |denial: &Denial| denial.subject.starts_with(prefix);
+        match self.inner.link.denied(is_ours) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends one request, once the connection stands, and waits for its answer.
+    ///
+    /// # Errors
+    /// What no repeat cures: a subject that is invalid, too long or denied, a payload that is too
+    /// large.
+    pub(super) async fn request(
+        &self,
+        subject: &str,
+        headers: Option<HeaderMap>,
+        payload: Bytes,
+    ) -> Result<Reply, QueueError> {
+        check_subject(subject)?;
+        // While the connection is down the client would queue every repeat.
+        let begun = self.inner.link.up().await;
+        let size = payload.len();
+        let request = Request {
+            payload: Some(payload),
+            headers,
+            timeout: Some(Some(ANSWER)),
+            inbox: None,
+        };
+        let is_ours = |denial: &Denial| denial.subject == subject;
+        let answer = tokio::select! {
+            answer = self.inner.client.send_request(subject.to_owned(), request) => answer,
+            interruption = self.inner.link.interrupted(begun, is_ours) => {
+                return match interruption {
+                    Interruption::Lost => Ok(Reply::Silence("the connection was lost".to_owned())),
+                    Interruption::Denied(error) => Err(error),
+                };
+            }
+        };
+        let error = match answer {
+            Ok(message) => return Ok(Reply::Answer(message)),
+            Err(error) => error,
+        };
+        match error.kind() {
+            RequestErrorKind::NoResponders => Ok(Reply::Nobody),
+            RequestErrorKind::TimedOut | RequestErrorKind::Other => {
+                Ok(Reply::Silence(error.to_string()))
+            }
+            RequestErrorKind::MaxPayloadExceeded => {
+                Err(too_large(subject, size, self.max_payload()))
+            }
+            RequestErrorKind::InvalidSubject => Err(QueueError::new(
+                QueueErrorKind::Misconfigured,
+                format!("subject {subject:?} is invalid"),
+            )),
+        }
     }
 
     /// Asks the JetStream API, again for a while if nobody answers. An error among `absent` is `None`.
@@ -399,23 +233,32 @@ impl Broker {
         question: &Value,
         absent: &[ErrorCode],
     ) -> Result<Option<R>, QueueError> {
+        let api = format!("$JS.API.{subject}");
+        let question = Bytes::from(question.to_string());
         let give_up = Instant::now() + PATIENCE;
         let mut backoff = Backoff::new();
         loop {
-            let asked = self.inner.context.request(subject.to_owned(), question);
-            let reason = match asked.await {
-                Ok(Response::Ok(answer)) => return Ok(Some(answer)),
-                Ok(Response::Err { error }) if absent.contains(&error.error_code()) => {
-                    return Ok(None);
-                }
-                Ok(Response::Err { error }) if error.code() < 500 => {
-                    return Err(QueueError::new(
-                        QueueErrorKind::Misconfigured,
-                        format!("broker refused {subject}: {error}"),
-                    ));
-                }
-                Ok(Response::Err { error }) => error.to_string(),
-                Err(error) => error.to_string(),
+            let asked = timeout_at(give_up, self.request(&api, None, question.clone())).await;
+            let reason = match asked {
+                Ok(reply) => match reply? {
+                    Reply::Answer(message) => match serde_json::from_slice(&message.payload) {
+                        Ok(Answer::Given(answer)) => return Ok(Some(answer)),
+                        Ok(Answer::Refused { error }) if error.is(absent) => return Ok(None),
+                        Ok(Answer::Refused { error }) => match error.verdict() {
+                            Verdict::Busy => error.description,
+                            Verdict::AccountLimit => return Err(error.account_limit(subject)),
+                            _ => {
+                                let text =
+                                    format!("broker refused {subject}: {}", error.description);
+                                return Err(QueueError::new(QueueErrorKind::Misconfigured, text));
+                            }
+                        },
+                        Err(error) => format!("invalid answer: {error}"),
+                    },
+                    Reply::Nobody => "nobody answers".to_owned(),
+                    Reply::Silence(reason) => reason,
+                },
+                Err(_) => "the connection is down".to_owned(),
             };
             if Instant::now() >= give_up {
                 return Err(QueueError::new(
@@ -430,43 +273,44 @@ impl Broker {
         }
     }
 
+    /// Waits for what the client library does by requests of its own about a stream; `None` when the
+    /// connection has been lost since `begun`.
+    ///
+    /// # Errors
+    /// When the server denies one of those requests.
+    pub(super) async fn uninterrupted<T>(
+        &self,
+        begun: Begun,
+        stream: &str,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, QueueError> {
+        let is_ours = |denial: &Denial| {
+            let mut tokens = denial.subject.split('.');
+            tokens.next() == Some("$JS") && tokens.any(|token| token == stream)
+        };
+        tokio::select! {
+            done = work => Ok(Some(done)),
+            interruption = self.inner.link.interrupted(begun, is_ours) => match interruption {
+                Interruption::Lost => Ok(None),
+                Interruption::Denied(error) => Err(error),
+            },
+        }
+    }
+
     /// Makes sure that JetStream is there. A cluster that is choosing its leader is waited for.
     async fn check_jetstream(&self, url: &str) -> Result<(), QueueError> {
-        use async_nats::jetstream::context::AccountErrorKind as Kind;
-        let give_up = Instant::now() + PATIENCE;
-        let mut backoff = Backoff::new();
-        loop {
-            let Err(error) = self.inner.context.query_account().await else {
-                return Ok(());
-            };
-            let off = match error.kind() {
-                Kind::JetStreamUnavailable => true,
-                Kind::JetStream(error) => [
-                    ErrorCode::JETSTREAM_NOT_ENABLED,
-                    ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT,
-                ]
-                .contains(&error.error_code()),
-                Kind::TimedOut | Kind::Other => false,
-            };
-            if off {
-                return Err(QueueError::new(
-                    QueueErrorKind::Unsupported,
-                    format!(
-                        "JetStream is not enabled on {url}: start nats-server with -js, or enable \
-                         it for this account"
-                    ),
-                ));
-            }
-            if Instant::now() >= give_up {
-                return Err(QueueError::new(
-                    QueueErrorKind::Unreachable,
-                    format!("JetStream on {url} does not answer: {error}"),
-                ));
-            }
-            if backoff.warn_now() {
-                warn!(%url, %error, "JetStream does not answer, asking again");
-            }
-            backoff.wait().await;
+        let off = || {
+            let text = format!(
+                "JetStream is not enabled on {url}: start nats-server with -js, or enable it for this \
+                 account"
+            );
+            QueueError::new(QueueErrorKind::Unsupported, text)
+        };
+        if let Reply::Nobody = self.request("$JS.API.INFO", None, Bytes::new()).await? {
+            return Err(off());
         }
+        let disabled = [ErrorCode::NOT_ENABLED, ErrorCode::NOT_ENABLED_FOR_ACCOUNT];
+        let account: Option<Value> = self.ask("INFO", &json!({}), &disabled).await?;
+        account.map(drop).ok_or_else(off)
     }
 }

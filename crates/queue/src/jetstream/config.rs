@@ -16,6 +16,14 @@ pub struct BrokerConfig {
     pub url: String,
     /// A `.creds` file. Default: none.
     pub credentials: Option<PathBuf>,
+    /// A PEM file of the authorities that the servers' certificates are checked against, instead of
+    /// the system's; the connection must then use TLS. Default: none; `tls://host` in the url checks
+    /// against the system's.
+    pub tls_ca: Option<PathBuf>,
+    /// A PEM file with the client's certificate, for servers that verify it. Default: none.
+    pub tls_certificate: Option<PathBuf>,
+    /// A PEM file with that certificate's key. Default: none.
+    pub tls_key: Option<PathBuf>,
     /// What the names of streams, subjects and the bucket begin with: ASCII letters, digits, `-` and
     /// `_`. Installations with different prefixes share a broker without meeting. Default: `trommel`.
     pub prefix: String,
@@ -28,6 +36,8 @@ pub struct BrokerConfig {
     pub tensors_max_bytes: u64,
     /// Bytes of results that wait for the sink, all jobs together. Default: 1 GiB.
     pub results_max_bytes: u64,
+    /// Bytes of dead letters that are kept; the oldest go first. Default: 256 MiB.
+    pub dead_max_bytes: u64,
     /// Time a dead letter is kept. Default: `7days`.
     #[serde(with = "humantime_serde")]
     pub dead_max_age: Duration,
@@ -40,6 +50,9 @@ pub struct BrokerConfig {
     /// Time one attempt to connect may take. Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub connect_timeout: Duration,
+    /// What the subjects of answers to this process begin with. A broker that lets each user read
+    /// only its own answers has another one for each, such as `_INBOX.ingest`. Default: `_INBOX`.
+    pub inbox_prefix: String,
 }
 
 impl Default for BrokerConfig {
@@ -47,15 +60,20 @@ impl Default for BrokerConfig {
         Self {
             url: "nats://127.0.0.1:4222".to_owned(),
             credentials: None,
+            tls_ca: None,
+            tls_certificate: None,
+            tls_key: None,
             prefix: "trommel".to_owned(),
             replicas: 1,
             tasks_max_messages: 10_000,
             tensors_max_bytes: 2 << 30,
             results_max_bytes: 1 << 30,
+            dead_max_bytes: 256 << 20,
             dead_max_age: Duration::from_secs(7 * 24 * 3600),
             duplicate_window: Duration::from_secs(120),
             ack_wait: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(5),
+            inbox_prefix: "_INBOX".to_owned(),
         }
     }
 }
@@ -81,17 +99,30 @@ impl BrokerConfig {
             ("tasks-max-messages", self.tasks_max_messages),
             ("tensors-max-bytes", self.tensors_max_bytes),
             ("results-max-bytes", self.results_max_bytes),
+            ("dead-max-bytes", self.dead_max_bytes),
         ];
         for (option, value) in positive {
             if value == 0 || i64::try_from(value).is_err() {
                 problems.push(format!("broker {option} {value} is out of range"));
             }
         }
+        if self.tls_certificate.is_some() != self.tls_key.is_some() {
+            problems.push("broker tls-certificate and tls-key go together: set both".to_owned());
+        }
         if self.duplicate_window < Duration::from_millis(100) {
             problems.push("broker duplicate-window is below 100ms".to_owned());
         }
         if self.ack_wait < Duration::from_millis(100) {
             problems.push("broker ack-wait is below 100ms".to_owned());
+        }
+        // Denied answers are recognised by how their subjects begin.
+        let mut inbox = self.inbox_prefix.split('.');
+        let begins = inbox.next() == Some("_INBOX");
+        if !begins || !inbox.all(|part| !part.is_empty() && part.bytes().all(name)) {
+            problems.push(format!(
+                "broker inbox-prefix {:?} is invalid: give _INBOX, or _INBOX.USER of ASCII letters, digits, - and _",
+                self.inbox_prefix
+            ));
         }
         problems
     }
@@ -125,16 +156,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_at_once() {
         assert_eq!(BrokerConfig::default().problems(), Vec::<String>::new());
         let config = BrokerConfig {
             url: " ,".to_owned(),
             prefix: "a.b".to_owned(),
             replicas: 0,
             tasks_max_messages: 0,
+            dead_max_bytes: 0,
+            tls_key: Some("key.pem".into()),
             ..BrokerConfig::default()
         };
-        assert_eq!(config.problems().len(), 4);
+        assert_eq!(config.problems().len(), 6);
     }
 
     #[test]
@@ -147,6 +180,23 @@ mod tests {
         assert!(read(r#"{ "tasks-max-mesages": 5 }"#).is_err());
         let written = serde_json::to_string(&config).unwrap();
         assert_eq!(read(&written).unwrap(), config);
+    }
+
+    #[test]
+    fn an_inbox_is_one_that_denials_are_recognised_by() {
+        let problems = |inbox: &str| {
+            let config = BrokerConfig {
+                inbox_prefix: inbox.to_owned(),
+                ..BrokerConfig::default()
+            };
+            config.problems().len()
+        };
+        for inbox in ["_INBOX", "_INBOX.ingest", "_INBOX.team-1.sink"] {
+            assert_eq!(problems(inbox), 0, "{inbox}");
+        }
+        for inbox in ["", "_INBOX.", "_INBOX.>", "_INBOX.a b", "inbox", "_INBOX_a"] {
+            assert_eq!(problems(inbox), 1, "{inbox}");
+        }
     }
 
     #[test]

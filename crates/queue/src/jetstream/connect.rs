@@ -1,24 +1,47 @@
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use async_nats::{Client, ConnectErrorKind, ConnectOptions, ServerAddr};
+use async_nats::{Client, ConnectErrorKind, ConnectOptions, ServerAddr, ServerError};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::broker::ANSWER;
-use super::{BrokerConfig, ServerVersion};
+use super::config::BrokerConfig;
+use super::denial::{Denial, Denials};
+use super::version::ServerVersion;
 use crate::{QueueError, QueueErrorKind};
 
-/// Whether the connection stands, and how often it has been made.
+/// Time the server may take for one answer.
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
+
+/// Whether the connection stands, how often it has been made, and what the server denied on it.
 #[derive(Clone)]
 pub(super) struct Link {
     state: watch::Receiver<LinkState>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct LinkState {
     up: bool,
     /// Grows whenever the connection is lost.
     losses: u64,
+    denials: Denials,
+}
+
+/// When an operation began, as far as its connection is concerned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Begun {
+    losses: u64,
+    denials: u64,
+}
+
+/// What ends an operation that waits for the server.
+#[derive(Debug)]
+pub(super) enum Interruption {
+    /// The connection was lost.
+    Lost,
+    /// The server denies a subject that the operation needs.
+    Denied(QueueError),
 }
 
 impl Link {
@@ -26,27 +49,58 @@ impl Link {
         self.state.borrow().up
     }
 
-    /// How often the connection has been lost.
-    pub(super) fn losses(&self) -> u64 {
-        self.state.borrow().losses
+    /// Now, for [`Link::interrupted`].
+    pub(super) fn now(&self) -> Begun {
+        self.state.borrow().begun()
     }
 
-    /// Waits until the connection stands; says how often it was lost before.
-    pub(super) async fn up(&self) -> u64 {
+    /// Waits until the connection stands.
+    pub(super) async fn up(&self) -> Begun {
         let mut state = self.state.clone();
         match state.wait_for(|state| state.up).await {
-            Ok(state) => state.losses,
+            Ok(state) => state.begun(),
             // The sender lives in the client's event callback. With the client gone, requests fail
             // by themselves.
-            Err(_) => self.losses(),
+            Err(_) => self.now(),
         }
     }
 
-    /// Waits until the connection has been lost more often than `losses` times.
-    pub(super) async fn lost(&self, losses: u64) {
+    /// What the server has denied on this connection that `concerns` an operation.
+    pub(super) fn denied(&self, concerns: impl Fn(&Denial) -> bool) -> Option<QueueError> {
+        let state = self.state.borrow();
+        state.denials.since(0, concerns).map(Denial::error)
+    }
+
+    /// Waits until the connection has been lost since `begun`, or the server has denied what
+    /// `concerns` the operation.
+    pub(super) async fn interrupted(
+        &self,
+        begun: Begun,
+        concerns: impl Fn(&Denial) -> bool,
+    ) -> Interruption {
         let mut state = self.state.clone();
-        if state.wait_for(|state| state.losses > losses).await.is_err() {
-            std::future::pending().await
+        let mut interruption = None;
+        let waited = state.wait_for(|state| {
+            interruption = match state.denials.since(begun.denials, &concerns) {
+                Some(denial) => Some(Interruption::Denied(denial.error())),
+                None if state.losses > begun.losses => Some(Interruption::Lost),
+                None => None,
+            };
+            interruption.is_some()
+        });
+        drop(waited.await);
+        match interruption {
+            Some(interruption) => interruption,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl LinkState {
+    fn begun(&self) -> Begun {
+        Begun {
+            losses: self.losses,
+            denials: self.denials.count(),
         }
     }
 }
@@ -58,7 +112,7 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
     for address in config.url.split(',').map(str::trim) {
         if !address.is_empty() {
             addresses.push(address.parse::<ServerAddr>().map_err(|error| {
-                let message = format!("broker url {url} is none: {error}");
+                let message = format!("broker url {url} is invalid: {error}");
                 QueueError::new(QueueErrorKind::Misconfigured, message)
             })?);
         }
@@ -69,6 +123,7 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
         .name(name)
         .connection_timeout(config.connect_timeout)
         .request_timeout(Some(ANSWER))
+        .custom_inbox_prefix(&config.inbox_prefix)
         .event_callback({
             let state = Arc::clone(&state);
             move |event| {
@@ -76,7 +131,7 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
                 async move { heard(&state, &event) }
             }
         });
-    // The client library reads addresses and leaves what stands before the @ to us.
+    // The client library reads addresses and leaves what precedes the @ to us.
     if let Some(user) = addresses.iter().find_map(|address| {
         let user = percent_decoded(address.username()?);
         Some((user, address.password().map(percent_decoded)))
@@ -85,6 +140,17 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
             (user, Some(password)) => options.user_and_password(user, password),
             (token, None) => options.token(token),
         };
+    }
+    if let Some(ca) = &config.tls_ca {
+        readable(ca, "CA certificates")?;
+        options = options.add_root_certificates(ca.clone()).require_tls(true);
+    }
+    if let (Some(certificate), Some(key)) = (&config.tls_certificate, &config.tls_key) {
+        readable(certificate, "the client certificate")?;
+        readable(key, "the client key")?;
+        options = options
+            .add_client_certificate(certificate.clone(), key.clone())
+            .require_tls(true);
     }
     if let Some(path) = &config.credentials {
         options = options.credentials_file(path).await.map_err(|error| {
@@ -99,6 +165,11 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
                 "check user and password in the url, or the credentials file",
             ),
             ConnectErrorKind::ServerParse => (QueueErrorKind::Misconfigured, "check the url"),
+            ConnectErrorKind::Tls => (
+                QueueErrorKind::Refused,
+                "check tls-ca, tls-certificate and tls-key, and that the server's certificate names \
+                 the host in the url",
+            ),
             _ => (
                 QueueErrorKind::Unreachable,
                 "check that nats-server runs there and that the url is right",
@@ -109,9 +180,17 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
             format!("failed to connect to the broker at {url}: {error}; {remedy}"),
         )
     })?;
-    // The first word of the event callback may come later than this.
+    // The first call of the event callback may come later than this.
     state.send_modify(|state| state.up |= state.losses == 0);
     Ok((client, Link { state: link }))
+}
+
+/// The client library would only say that a file is missing, not which.
+fn readable(path: &Path, what: &str) -> Result<(), QueueError> {
+    std::fs::File::open(path).map(drop).map_err(|error| {
+        let message = format!("failed to read {what} {}: {error}", path.display());
+        QueueError::new(QueueErrorKind::Refused, message)
+    })
 }
 
 fn percent_decoded(text: &str) -> String {
@@ -130,8 +209,16 @@ fn heard(state: &watch::Sender<LinkState>, event: &async_nats::Event) {
             state.send_modify(|state| {
                 state.up = false;
                 state.losses += 1;
+                state.denials.forget();
             });
         }
+        async_nats::Event::ServerError(ServerError::Other(text)) => match Denial::parse(text) {
+            Some(denial) => {
+                warn!("{}", denial.error());
+                state.send_modify(|state| state.denials.add(denial));
+            }
+            None => warn!("broker: {text}"),
+        },
         async_nats::Event::LameDuckMode | async_nats::Event::Draining => info!("broker: {event}"),
         _ => warn!("broker: {event}"),
     }
@@ -145,9 +232,7 @@ pub(super) fn check_version(
 ) -> Result<ServerVersion, QueueError> {
     let unsupported = |message| Err(QueueError::new(QueueErrorKind::Unsupported, message));
     let Some(version) = ServerVersion::parse(text) else {
-        return unsupported(format!(
-            "server at {url} has a version that is none: {text:?}"
-        ));
+        return unsupported(format!("server at {url} has an invalid version: {text:?}"));
     };
     if version < ServerVersion::OLDEST {
         return unsupported(format!(

@@ -9,13 +9,15 @@ use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
+use trommel_types::Stream;
 
 use super::backoff::Backoff;
-use super::consumer::ensure_consumer;
+use super::broker::Broker;
+use super::connect::{Begun, Interruption};
+use super::consumer::ConsumerSpec;
+use super::denial::Denial;
 use super::lease::{Lease, lock};
-use super::queue::ConsumerSpec;
-use super::streams;
-use super::{Broker, StreamName};
+use super::streams::ensure_one;
 use crate::{QueueError, QueueErrorKind};
 
 /// Time a request for messages stands at the server. One that was lost is noticed a second later.
@@ -33,9 +35,9 @@ const REQUEST_BYTES: usize = 16 << 20;
 /// lose anything.
 pub(super) struct Consumption {
     state: Mutex<State>,
-    /// Told when a pull begins to wait.
+    /// Notified when a pull begins to wait.
     wanted: Notify,
-    /// Told when messages have come.
+    /// Notified when messages have come.
     came: Notify,
 }
 
@@ -47,6 +49,8 @@ struct State {
     wanted: usize,
     /// When the last of them gives up.
     until: Option<Instant>,
+    /// What the server denied, for the next pull to report.
+    denied: Option<QueueError>,
 }
 
 /// A message that has come.
@@ -61,11 +65,11 @@ impl Consumption {
     /// is true or its sender is gone.
     pub(super) async fn start(
         broker: &Broker,
-        stream: StreamName,
+        stream: Stream,
         spec: &ConsumerSpec,
         closed: watch::Receiver<bool>,
     ) -> Result<Arc<Self>, QueueError> {
-        ensure_consumer(broker, stream, spec).await?;
+        broker.ensure_consumer(stream, spec).await?;
         let consumption = Arc::new(Self {
             state: Mutex::default(),
             wanted: Notify::new(),
@@ -91,24 +95,37 @@ impl Consumption {
             not_before: Instant::now(),
             backoff: Backoff::new(),
             check_consumer: false,
-            losses: broker.link().losses(),
+            begun: broker.link().now(),
         };
         tokio::spawn(receiver.run());
         Ok(consumption)
     }
 
     /// Takes up to `limit` of what has come, waiting until `end` for the first. Cancel-safe.
-    pub(super) async fn take(&self, limit: usize, end: Instant) -> Vec<Received> {
+    ///
+    /// # Errors
+    /// When the server denies what is needed to receive or to settle.
+    pub(super) async fn take(
+        &self,
+        limit: usize,
+        end: Instant,
+    ) -> Result<Vec<Received>, QueueError> {
         let mut waiting = None;
         loop {
             let mut came = std::pin::pin!(self.came.notified());
             came.as_mut().enable(); // from here on no arrival goes unseen
             let (taken, more) = self.take_now(limit);
             if more {
-                self.came.notify_one(); // one word may stand for many messages
+                self.came.notify_one(); // one notice may stand for many messages
             }
-            if !taken.is_empty() || Instant::now() >= end {
-                return taken;
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
+            if let Some(denied) = lock(&self.state).denied.take() {
+                return Err(denied);
+            }
+            if Instant::now() >= end {
+                return Ok(taken);
             }
             waiting.get_or_insert_with(|| Waiting::new(self, limit, end));
             // Time out or not: look again.
@@ -177,8 +194,7 @@ enum Happened {
     Message(Option<Message>),
     /// A pull has begun to wait.
     Wanted,
-    /// The connection was lost.
-    Lost,
+    Interrupted(Interruption),
     Closed,
     Nothing,
 }
@@ -187,7 +203,7 @@ enum Happened {
 struct Receiver {
     consumption: Arc<Consumption>,
     broker: Broker,
-    stream: StreamName,
+    stream: Stream,
     spec: ConsumerSpec,
     ask_on: Subject,
     inbox: Subject,
@@ -202,12 +218,20 @@ struct Receiver {
     backoff: Backoff,
     /// The consumer may be gone.
     check_consumer: bool,
-    losses: u64,
+    begun: Begun,
 }
 
 impl Receiver {
     async fn run(mut self) {
         let link = self.broker.link().clone();
+        let acks = format!(
+            "$JS.ACK.{}.{}.",
+            self.broker.stream_name(self.stream),
+            self.spec.durable
+        );
+        let ask_on = self.ask_on.clone();
+        let concerns =
+            |denial: &Denial| denial.subject == *ask_on || denial.subject.starts_with(&acks);
         loop {
             if self.check_consumer && Instant::now() >= self.not_before && link.is_up() {
                 self.restore_consumer().await;
@@ -218,7 +242,9 @@ impl Receiver {
             let happened = tokio::select! {
                 message = self.subscriber.next() => Happened::Message(message),
                 () = consumption.wanted.notified() => Happened::Wanted,
-                () = link.lost(self.losses) => Happened::Lost,
+                interruption = link.interrupted(self.begun, concerns) => {
+                    Happened::Interrupted(interruption)
+                }
                 _ = self.closed.wait_for(|closed| *closed) => Happened::Closed,
                 () = sleep_until(next) => Happened::Nothing,
             };
@@ -226,10 +252,17 @@ impl Receiver {
                 Happened::Message(Some(message)) => self.receive(message),
                 Happened::Message(None) => return, // the client is closed
                 Happened::Wanted => {}
-                Happened::Lost => {
+                Happened::Interrupted(Interruption::Lost) => {
                     // The server forgets what was asked over a connection that is gone.
-                    self.losses = link.up().await;
+                    self.begun = link.up().await;
                     self.asked = 0;
+                }
+                Happened::Interrupted(Interruption::Denied(error)) => {
+                    self.begun = link.now();
+                    self.asked = 0;
+                    self.not_before = Instant::now() + self.backoff.step();
+                    lock(&self.consumption.state).denied = Some(error);
+                    self.consumption.came.notify_one();
                 }
                 Happened::Closed => break,
                 Happened::Nothing => {
@@ -314,7 +347,8 @@ impl Receiver {
                     if let Some(reply) = message.reply.clone() {
                         self.asked = self.asked.saturating_sub(1);
                         self.backoff = Backoff::new();
-                        let lease = Arc::new(Lease::new(self.spec.ack_wait));
+                        let lease = Lease::new(self.spec.ack_wait, self.spec.max_work);
+                        let lease = Arc::new(lease);
                         lock(&self.consumption.state).push(Received {
                             message,
                             reply,
@@ -359,8 +393,8 @@ impl Receiver {
 
     async fn restore_consumer(&mut self) {
         let restored = async {
-            streams::ensure_one(&self.broker, self.stream).await?;
-            ensure_consumer(&self.broker, self.stream, &self.spec).await
+            ensure_one(&self.broker, self.stream).await?;
+            self.broker.ensure_consumer(self.stream, &self.spec).await
         };
         match restored.await {
             Ok(()) => {
@@ -389,13 +423,13 @@ impl Receiver {
             };
             let Some(received) = received else { return };
             let nak = Bytes::from_static(b"-NAK");
-            // One that is not told is repeated after the ack deadline.
+            // One whose hand-back is lost is repeated after the ack deadline.
             drop(self.broker.client().publish(received.reply, nak).await);
         }
     }
 
     async fn close(mut self) {
-        // What came before the server heard of it is still read.
+        // What came before the server knew is still read.
         drop(self.subscriber.unsubscribe().await);
         drop(tokio::time::timeout(Duration::from_secs(1), self.broker.client().flush()).await);
         while let Some(Some(message)) = self.subscriber.next().now_or_never() {

@@ -7,26 +7,31 @@ use async_nats::{Client, Subject};
 use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
+use tracing::warn;
 
 use super::connect::Link;
 use crate::QueueError;
 
 /// Until when a delivery is ours, by this machine's clock. It ends a little before the server's
-/// own deadline, so that no word is given on a delivery that has been repeated.
+/// own deadline, so that nothing is reported about a delivery that has been repeated.
 #[derive(Debug)]
 pub(super) struct Lease {
     deadline: Mutex<Instant>,
     term: Duration,
+    /// No extension from then on.
+    extended_until: Instant,
 }
 
 impl Lease {
-    /// A lease from now on.
-    pub(super) fn new(ack_wait: Duration) -> Self {
+    /// A lease from now on, to be extended until `max_work` has passed.
+    pub(super) fn new(ack_wait: Duration, max_work: Duration) -> Self {
         let margin = (ack_wait / 20).min(Duration::from_secs(1));
         let term = ack_wait - margin;
+        let now = Instant::now();
         Self {
-            deadline: Mutex::new(Instant::now() + term),
+            deadline: Mutex::new(now + term),
             term,
+            extended_until: now + max_work,
         }
     }
 
@@ -51,7 +56,12 @@ impl Lease {
         Ok(())
     }
 
-    /// Starts it anew, as of the moment the server was asked to.
+    /// Whether it may be extended: work that takes longer hangs.
+    pub(super) fn may_be_extended(&self) -> bool {
+        Instant::now() < self.extended_until
+    }
+
+    /// Starts it again, as of the moment the server was asked to.
     pub(super) fn renew(&self, asked_at: Instant) {
         let mut deadline = lock(&self.deadline);
         // One that has ended stays ended: the message may be another's by now.
@@ -103,14 +113,21 @@ impl Keeper {
         }
     }
 
-    /// Tells the server of every delivery that has used a third of its time.
+    /// Extends every delivery that has used a third of its time.
     async fn extend_due(&self) {
         if !self.link.is_up() {
-            return; // told to a dead connection, it would only arrive too late
+            return; // sent to a dead connection, it would only arrive too late
         }
         let due: Vec<_> = {
             let mut kept = lock(&self.kept);
-            kept.retain(|_, kept| !kept.lease.left().is_zero());
+            kept.retain(|_, kept| {
+                let expired = kept.lease.left().is_zero();
+                if expired || kept.lease.may_be_extended() {
+                    return !expired;
+                }
+                warn!(reply = %kept.reply, "work takes too long and is left to another delivery");
+                false
+            });
             let due = kept.values().filter(|kept| kept.lease.is_below(0.7));
             due.map(|kept| (kept.reply.clone(), Arc::clone(&kept.lease)))
                 .collect()

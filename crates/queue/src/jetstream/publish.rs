@@ -1,74 +1,106 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_nats::HeaderMap;
-use async_nats::client::{Request, RequestErrorKind};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::Broker;
+use super::answers::{Refusal, Verdict, check_size, too_large};
 use super::backoff::Backoff;
+use super::broker::{Broker, Reply};
 use crate::{Published, QueueError, QueueErrorKind, metrics};
 
 /// Bytes that one queue may have sent and not seen stored.
 const OUTSTANDING_BYTES: usize = 8 << 20;
 /// Messages that one queue may have sent and not seen stored.
 const OUTSTANDING_MESSAGES: usize = 1024;
-/// Time to wait for the word that a message is stored. A server that restarts never gives it.
-const STORED_WITHIN: Duration = Duration::from_secs(2);
 /// The unit in which bytes are counted.
 const BLOCK: usize = 1024;
 
-/// Stores messages in streams, each repeated under its id until the server says that it is stored.
+/// How one attempt to store a message ended.
+pub(super) enum Attempt {
+    Stored {
+        sequence: u64,
+        duplicate: bool,
+    },
+    /// The subject's newest message is not the expected one.
+    Conflict,
+    /// The stream is full.
+    Full,
+    /// The account or the server is full.
+    AccountLimit(QueueError),
+    /// Nobody knows whether it is stored.
+    Unanswered(String),
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    #[serde(default, rename = "seq")]
+    sequence: u64,
+    #[serde(default)]
+    duplicate: bool,
+    error: Option<Refusal>,
+}
+
+/// Sends a message to its stream once.
+///
+/// # Errors
+/// Those that no repeat cures.
+pub(super) async fn store(
+    broker: &Broker,
+    subject: &str,
+    headers: &HeaderMap,
+    payload: &Bytes,
+) -> Result<Attempt, QueueError> {
+    check_size(subject, headers, payload.len(), broker.max_payload())?;
+    let sent = broker.request(subject, Some(headers.clone()), payload.clone());
+    let message = match sent.await? {
+        Reply::Answer(message) => message,
+        Reply::Nobody => {
+            let reason = "no stream takes the subject; is the server starting?".to_owned();
+            return Ok(Attempt::Unanswered(reason));
+        }
+        Reply::Silence(reason) => return Ok(Attempt::Unanswered(reason)),
+    };
+    let refusal = match serde_json::from_slice(&message.payload) {
+        Ok(Answer {
+            error: Some(refusal),
+            ..
+        }) => refusal,
+        Ok(Answer {
+            sequence,
+            duplicate,
+            ..
+        }) => {
+            return Ok(Attempt::Stored {
+                sequence,
+                duplicate,
+            });
+        }
+        Err(error) => return Ok(Attempt::Unanswered(format!("invalid answer: {error}"))),
+    };
+    match refusal.verdict() {
+        Verdict::Full => Ok(Attempt::Full),
+        Verdict::AccountLimit => Ok(Attempt::AccountLimit(refusal.account_limit(subject))),
+        Verdict::Busy => Ok(Attempt::Unanswered(refusal.description)),
+        Verdict::Conflict => Ok(Attempt::Conflict),
+        Verdict::TooLarge => Err(too_large(subject, payload.len(), broker.max_payload())),
+        Verdict::Refused => Err(QueueError::new(
+            QueueErrorKind::Misconfigured,
+            format!("stream refuses {subject}: {}", refusal.description),
+        )),
+    }
+}
+
+/// Stores messages in streams, each repeated under its id until the server confirms that it is stored.
 #[derive(Clone)]
 pub(super) struct Publisher {
     broker: Broker,
     /// The stage that publishes, as metrics name it.
     stage: &'static str,
     outstanding: Arc<Semaphore>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Answer {
-    #[serde(default)]
-    duplicate: bool,
-    error: Option<Refusal>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Refusal {
-    #[serde(default)]
-    code: u64,
-    #[serde(default)]
-    err_code: u64,
-    #[serde(default)]
-    description: String,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    /// Room will come.
-    Full,
-    /// The server is busy with itself.
-    Unwell,
-    TooLarge,
-    Refused,
-}
-
-impl Refusal {
-    fn verdict(&self) -> Verdict {
-        match (self.err_code, self.description.as_str()) {
-            // One code stands for every limit that refuses a message; only the text tells which.
-            (10077, text) if text.contains("per subject") => Verdict::Refused,
-            (10077, text) if text.starts_with("maximum") => Verdict::Full,
-            (10054, _) => Verdict::TooLarge,
-            _ if self.code >= 500 => Verdict::Unwell,
-            _ => Verdict::Refused,
-        }
-    }
 }
 
 impl Publisher {
@@ -82,8 +114,8 @@ impl Publisher {
         }
     }
 
-    /// Returns once the message is stored. Waits while the stream is full and while the server is
-    /// away, for ever. Cancel-safe.
+    /// Returns once the message is stored. Waits while the stream or the account is full and while the
+    /// server is away, indefinitely. Cancel-safe.
     pub(super) async fn publish(
         &self,
         subject: &str,
@@ -91,9 +123,8 @@ impl Publisher {
         payload: Bytes,
         mut headers: HeaderMap,
     ) -> Result<Published, QueueError> {
-        let size = payload.len();
         headers.insert(async_nats::header::NATS_MESSAGE_ID, id);
-        let blocks = (size / BLOCK).clamp(
+        let blocks = (payload.len() / BLOCK).clamp(
             OUTSTANDING_BYTES / BLOCK / OUTSTANDING_MESSAGES,
             OUTSTANDING_BYTES / BLOCK,
         );
@@ -101,111 +132,39 @@ impl Publisher {
         let room = self.outstanding.acquire_many(blocks).await;
         let _room = room.expect("the semaphore is never closed");
 
-        let client = self.broker.client();
-        let link = self.broker.link();
         let mut full = Backoff::new();
         let mut away = Backoff::new();
         loop {
-            // While the connection is down the client would queue every repeat.
-            let losses = link.up().await;
-            let request = Request::new()
-                .payload(payload.clone())
-                .headers(headers.clone())
-                .timeout(Some(STORED_WITHIN));
-            let answer = tokio::select! {
-                answer = client.send_request(subject.to_owned(), request) => answer,
-                () = link.lost(losses) => continue,
-            };
-            let reason = match answer {
-                Ok(message) => match serde_json::from_slice(&message.payload) {
-                    Ok(Answer {
-                        error: Some(refusal),
-                        ..
-                    }) => match refusal.verdict() {
-                        Verdict::Full => {
-                            let start = Instant::now();
-                            full.wait().await;
-                            metrics::waited_for_room(self.stage, start.elapsed());
-                            continue;
-                        }
-                        Verdict::Unwell => refusal.description,
-                        Verdict::TooLarge => return Err(self.too_large(subject, size)),
-                        Verdict::Refused => {
-                            return Err(QueueError::new(
-                                QueueErrorKind::Misconfigured,
-                                format!("stream refuses {subject}: {}", refusal.description),
-                            ));
-                        }
-                    },
-                    Ok(Answer {
-                        duplicate: true, ..
-                    }) => return Ok(Published::Duplicate),
-                    Ok(_) => return Ok(Published::Stored),
-                    Err(error) => format!("answer is none: {error}"),
-                },
-                Err(error) => match error.kind() {
-                    RequestErrorKind::MaxPayloadExceeded => {
-                        return Err(self.too_large(subject, size));
+            match store(&self.broker, subject, &headers, &payload).await? {
+                Attempt::Stored {
+                    duplicate: true, ..
+                } => return Ok(Published::Duplicate),
+                Attempt::Stored { .. } => return Ok(Published::Stored),
+                Attempt::Full => self.wait_for_room(&mut full).await,
+                Attempt::AccountLimit(error) => {
+                    if full.warn_now() {
+                        warn!(subject, id, %error, "waiting for room");
                     }
-                    RequestErrorKind::InvalidSubject => {
-                        return Err(QueueError::new(
-                            QueueErrorKind::Misconfigured,
-                            format!("subject {subject:?} is none"),
-                        ));
+                    self.wait_for_room(&mut full).await;
+                }
+                Attempt::Conflict => {
+                    let text = format!("stream refuses {subject}: it expects another sequence");
+                    return Err(QueueError::new(QueueErrorKind::Misconfigured, text));
+                }
+                Attempt::Unanswered(reason) => {
+                    // A lost connection has been reported, and is waited for before the next attempt.
+                    if self.broker.link().is_up() && away.warn_now() {
+                        warn!(subject, id, reason, "not stored yet, publishing again");
                     }
-                    RequestErrorKind::NoResponders => {
-                        "no stream takes the subject; is the server starting?".to_owned()
-                    }
-                    RequestErrorKind::TimedOut | RequestErrorKind::Other => error.to_string(),
-                },
-            };
-            if away.warn_now() {
-                warn!(subject, id, reason, "not stored yet, publishing again");
+                    away.wait().await;
+                }
             }
-            away.wait().await;
         }
     }
 
-    fn too_large(&self, subject: &str, size: usize) -> QueueError {
-        QueueError::new(
-            QueueErrorKind::TooLarge,
-            format!(
-                "message of {size} bytes for {subject} is larger than the broker takes: raise \
-                 `max_payload` (now {} bytes) in the configuration of nats-server",
-                self.broker.max_payload()
-            ),
-        )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_stream_is_told_from_other_refusals() {
-        let verdict = |text: &str| serde_json::from_str::<Refusal>(text).unwrap().verdict();
-        for text in ["maximum messages exceeded", "maximum bytes exceeded"] {
-            let full = format!(r#"{{"code":503,"err_code":10077,"description":"{text}"}}"#);
-            assert_eq!(verdict(&full), Verdict::Full);
-        }
-        assert_eq!(
-            verdict(
-                r#"{"code":503,"err_code":10077,"description":"maximum messages per subject exceeded"}"#
-            ),
-            Verdict::Refused
-        );
-        assert_eq!(
-            verdict(
-                r#"{"code":400,"err_code":10054,"description":"message size exceeds maximum allowed"}"#
-            ),
-            Verdict::TooLarge
-        );
-        assert_eq!(
-            verdict(
-                r#"{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}"#
-            ),
-            Verdict::Unwell
-        );
+    async fn wait_for_room(&self, full: &mut Backoff) {
+        let start = Instant::now();
+        full.wait().await;
+        metrics::waited_for_room(self.stage, start.elapsed());
     }
 }

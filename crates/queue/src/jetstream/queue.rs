@@ -1,9 +1,9 @@
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::jetstream;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,102 +12,42 @@ use tokio::time::Instant;
 use tracing::warn;
 use trommel_types::{DecodeError, Message};
 
+use super::broker::Broker;
 use super::consumption::{Consumption, Received};
-use super::handle::{JetStreamHandle, Word};
+use super::handle::{JetStreamHandle, Receipt, Shared};
 use super::lease::Keeper;
 use super::publish::Publisher;
-use super::{Broker, StreamName};
+use super::spec::QueueSpec;
 use crate::origin::{self, Origin};
 use crate::{Delivery, Published, Queue, QueueError, QueueErrorKind, QueueStats};
-
-/// Says a message's subject.
-pub type SubjectOf<T> = Arc<dyn Fn(&T) -> String + Send + Sync>;
-
-/// Is told of a message that is none: its bytes, what is wrong, and its subject.
-pub type OnMalformed = Arc<dyn Fn(&[u8], &DecodeError, &str) + Send + Sync>;
-
-/// What a [`JetStreamQueue`] stores where, and what it takes.
-pub struct QueueSpec<T> {
-    /// The stream.
-    pub stream: StreamName,
-    /// Where in it a message is stored.
-    pub subject: SubjectOf<T>,
-    /// Where its dead letter is stored.
-    pub dead_subject: SubjectOf<T>,
-    /// What pulls take; `None` for a queue that only publishes.
-    pub consumer: Option<ConsumerSpec>,
-    /// Is told of each malformed message, before it is dead-lettered.
-    pub on_malformed: Option<OnMalformed>,
-}
-
-/// A durable consumer: whoever pulls by the same name shares its messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConsumerSpec {
-    /// Its name; see [`subject_token`](super::subject_token).
-    pub durable: String,
-    /// What it takes of the stream. In a work queue no two consumers may take the same.
-    pub filter_subject: String,
-    /// Time a delivery may stay unsettled before it is repeated.
-    pub ack_wait: Duration,
-    /// Deliveries that all who share the consumer may have in flight together.
-    pub max_ack_pending: NonZeroU32,
-    /// Messages to ask for beyond what pulls wait for. Each counts as delivered and is handed out
-    /// before repeats that become due meanwhile, so 0 keeps the order of the contract.
-    pub prefetch: usize,
-    /// Whether a settle as done waits until the server has it. Costs a round trip; without it a
-    /// word that is lost costs a repeat.
-    pub confirm_acks: bool,
-}
-
-impl ConsumerSpec {
-    /// A consumer with an ack deadline of 30 s, at most 1,000 deliveries in flight, no prefetch, and
-    /// settles that are not confirmed.
-    pub fn new(durable: impl Into<String>, filter_subject: impl Into<String>) -> Self {
-        Self {
-            durable: durable.into(),
-            filter_subject: filter_subject.into(),
-            ack_wait: Duration::from_secs(30),
-            max_ack_pending: NonZeroU32::new(1000).expect("1000 is not zero"),
-            prefetch: 0,
-            confirm_acks: false,
-        }
-    }
-}
 
 /// A work queue on a stream of a [`Broker`].
 ///
 /// Dropping it, or [`close`](Self::close), gives back what was asked for and not taken. Deliveries
-/// in hand stay valid.
+/// in flight stay valid.
 pub struct JetStreamQueue<T> {
     shared: Arc<Shared<T>>,
     consumption: Option<Arc<Consumption>>,
     closed: watch::Sender<bool>,
 }
 
-/// What a queue and its deliveries need.
-pub(super) struct Shared<T> {
-    pub(super) broker: Broker,
-    pub(super) spec: QueueSpec<T>,
-    pub(super) publisher: Publisher,
-    pub(super) keeper: Option<Arc<Keeper>>,
-    pub(super) dead_letters: AtomicU64,
-}
-
-impl<T> Shared<T> {
-    /// Time that a delivery is granted; none without a consumer.
-    pub(super) fn ack_wait(&self) -> Duration {
-        let consumer = self.spec.consumer.as_ref();
-        consumer.map_or(Duration::ZERO, |consumer| consumer.ack_wait)
-    }
-
-    pub(super) fn confirm_acks(&self) -> bool {
-        let consumer = self.spec.consumer.as_ref();
-        consumer.is_some_and(|consumer| consumer.confirm_acks)
+impl Broker {
+    /// A queue on one of the streams. Creates its consumer if absent; of one that exists only the
+    /// ack deadline and the most it may have in flight are brought up to date.
+    ///
+    /// # Errors
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when the consumer cannot be made or one of
+    /// its name takes something else.
+    pub async fn queue<T: Message>(
+        &self,
+        spec: QueueSpec<T>,
+    ) -> Result<JetStreamQueue<T>, QueueError> {
+        JetStreamQueue::open(self, spec).await
     }
 }
 
 impl<T: Message> JetStreamQueue<T> {
-    pub(super) async fn open(broker: &Broker, spec: QueueSpec<T>) -> Result<Self, QueueError> {
+    async fn open(broker: &Broker, spec: QueueSpec<T>) -> Result<Self, QueueError> {
         let (closed, is_closed) = watch::channel(false);
         let (consumption, keeper) = match &spec.consumer {
             Some(consumer) => {
@@ -142,7 +82,7 @@ impl<T: Message> JetStreamQueue<T> {
         self.closed.closed().await;
     }
 
-    /// The delivery of what came, or `None` for what is no message: that is dead-lettered meanwhile.
+    /// The delivery of what came, or `None` for what does not decode: that is dead-lettered meanwhile.
     fn delivery(&self, received: Received) -> Option<Delivery<T>> {
         let Received {
             message,
@@ -164,9 +104,12 @@ impl<T: Message> JetStreamQueue<T> {
                 return None;
             }
         };
-        let word = Word {
+        let headers = message.headers.as_ref();
+        let id = headers.and_then(|headers| headers.get(NATS_MESSAGE_ID));
+        let receipt = Receipt {
             reply,
             subject: message.subject.clone(),
+            id: id.map(|id| id.as_str().to_owned()),
             lease,
             attempt,
             sequence,
@@ -177,21 +120,21 @@ impl<T: Message> JetStreamQueue<T> {
                 let handle = JetStreamHandle {
                     shared: Arc::clone(&self.shared),
                     message: Arc::clone(&decoded),
-                    word,
+                    receipt,
                 };
-                let origin = Origin::of(message.headers.as_ref(), Some(stored));
+                let origin = Origin::of(headers, Some(stored));
                 Some(Delivery::new(decoded, attempt, origin, Box::new(handle)))
             }
             Err(error) => {
-                self.malformed(word, message.payload.clone(), &error);
+                self.malformed(receipt, message.payload.clone(), &error);
                 None
             }
         }
     }
 
-    fn malformed(&self, word: Word, payload: Bytes, error: &DecodeError) {
-        let subject = &word.subject;
-        warn!(%subject, sequence = word.sequence, %error, "dead-lettered a message that is none");
+    fn malformed(&self, receipt: Receipt, payload: Bytes, error: &DecodeError) {
+        let subject = &receipt.subject;
+        warn!(%subject, sequence = receipt.sequence, %error, "dead-lettered a malformed message");
         if let Some(on_malformed) = &self.shared.spec.on_malformed {
             on_malformed(&payload, error, subject);
         }
@@ -199,11 +142,8 @@ impl<T: Message> JetStreamQueue<T> {
         let reason = error.to_string();
         // Not awaited by the pull: one that is dropped must not leave this half-done.
         tokio::spawn(async move {
-            let stage = format!("dead.malformed.{}", shared.spec.stream);
-            let dead_subject = shared.broker.subject(&stage);
-            let buried = shared.dead_letter(&word, &dead_subject, &reason, payload);
-            if let Err(error) = buried.await {
-                warn!(subject = %word.subject, %error, "failed to dead-letter; it comes again");
+            if let Err(error) = shared.malformed(&receipt, &reason, payload).await {
+                warn!(subject = %receipt.subject, %error, "failed to dead-letter; it comes again");
             }
         });
     }
@@ -233,7 +173,7 @@ impl<T: Message> Queue<T> for JetStreamQueue<T> {
         };
         let end = Instant::now() + expiry;
         loop {
-            let received = consumption.take(limit, end).await;
+            let received = consumption.take(limit, end).await?;
             let came = !received.is_empty();
             let deliveries: Vec<_> = received
                 .into_iter()
@@ -246,7 +186,7 @@ impl<T: Message> Queue<T> for JetStreamQueue<T> {
     }
 
     /// Delayed retries count as in flight, as the server cannot tell them apart. Dead letters are
-    /// those of this object; [`Broker::subject_count`] tells those of all. Without a consumer the
+    /// those of this object; [`Broker::subject_count`] counts all. Without a consumer the
     /// whole stream counts as waiting.
     async fn stats(&self) -> Result<QueueStats, QueueError> {
         let spec = &self.shared.spec;

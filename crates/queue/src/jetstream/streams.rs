@@ -1,113 +1,63 @@
-use std::fmt;
+use std::time::Duration;
 
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
-use async_nats::jetstream::{ErrorCode, kv};
 use serde_json::{Value, json};
 use tracing::{info, warn};
+use trommel_types::Stream;
 
-use super::{Broker, BrokerConfig};
+use super::answers::ErrorCode;
+use super::broker::Broker;
+use super::config::BrokerConfig;
 use crate::{QueueError, QueueErrorKind};
 
-/// The streams of an installation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum StreamName {
-    /// Jobs to be listed: `trommel.jobs.<lane>`.
-    Jobs,
-    /// Images to be prepared: `trommel.tasks.<lane>`.
-    Tasks,
-    /// Tensors to be classified: `trommel.tensors.<model>.<lane>`.
-    Tensors,
-    /// Results to be stored: `trommel.results.<job>.<model>`.
-    Results,
-    /// What could not be worked on: `trommel.dead.<stage>.<job>`.
-    Dead,
+/// What a stream is called on the server.
+pub(super) fn on_server(stream: Stream, prefix: &str) -> String {
+    format!("{prefix}_{stream}").to_ascii_uppercase()
 }
 
-impl StreamName {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Jobs,
-        Self::Tasks,
-        Self::Tensors,
-        Self::Results,
-        Self::Dead,
-    ];
-
-    /// The word in subjects: `tasks`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Jobs => "jobs",
-            Self::Tasks => "tasks",
-            Self::Tensors => "tensors",
-            Self::Results => "results",
-            Self::Dead => "dead",
-        }
-    }
-
-    /// The stage that publishes into it, as metrics name it.
-    pub(super) fn publisher(self) -> &'static str {
-        match self {
-            Self::Jobs => "submit",
-            Self::Tasks => "ingest",
-            Self::Tensors => "preprocess",
-            Self::Results => "infer",
-            Self::Dead => "dead",
-        }
-    }
-
-    pub(super) fn on_server(self, prefix: &str) -> String {
-        format!("{prefix}_{}", self.as_str()).to_ascii_uppercase()
-    }
-
-    fn config(self, config: &BrokerConfig) -> stream::Config {
-        let prefix = &config.prefix;
-        let tokens = match self {
-            Self::Jobs | Self::Tasks => "*",
-            Self::Tensors | Self::Results | Self::Dead => ">",
-        };
-        let wanted = stream::Config {
-            name: self.on_server(prefix),
-            subjects: vec![format!("{prefix}.{}.{tokens}", self.as_str())],
-            retention: RetentionPolicy::WorkQueue,
-            storage: StorageType::File,
-            discard: DiscardPolicy::New,
-            num_replicas: config.replicas,
-            duplicate_window: config.duplicate_window,
-            max_messages: -1,
-            max_bytes: -1,
-            ..stream::Config::default()
-        };
-        // `BrokerConfig::problems` has ruled out what does not fit.
-        let limit = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        match self {
-            Self::Jobs => wanted,
-            Self::Tasks => stream::Config {
-                max_messages: limit(config.tasks_max_messages),
-                ..wanted
-            },
-            Self::Tensors => stream::Config {
-                max_bytes: limit(config.tensors_max_bytes),
-                num_replicas: 1,
-                ..wanted
-            },
-            Self::Results => stream::Config {
-                max_bytes: limit(config.results_max_bytes),
-                ..wanted
-            },
-            Self::Dead => stream::Config {
-                retention: RetentionPolicy::Limits,
-                discard: DiscardPolicy::Old,
-                max_age: config.dead_max_age,
-                duplicate_window: config.duplicate_window.min(config.dead_max_age),
-                ..wanted
-            },
-        }
-    }
-}
-
-impl fmt::Display for StreamName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+fn config_of(stream: Stream, config: &BrokerConfig) -> stream::Config {
+    let prefix = &config.prefix;
+    let tokens = match stream {
+        Stream::Jobs => "*",
+        _ => ">",
+    };
+    let wanted = stream::Config {
+        name: on_server(stream, prefix),
+        subjects: vec![format!("{prefix}.{stream}.{tokens}")],
+        retention: RetentionPolicy::WorkQueue,
+        storage: StorageType::File,
+        discard: DiscardPolicy::New,
+        num_replicas: config.replicas,
+        duplicate_window: config.duplicate_window,
+        max_messages: -1,
+        max_bytes: -1,
+        ..stream::Config::default()
+    };
+    // `BrokerConfig::problems` has ruled out what does not fit.
+    let limit = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    match stream {
+        Stream::Jobs => wanted,
+        Stream::Tasks => stream::Config {
+            max_messages: limit(config.tasks_max_messages),
+            ..wanted
+        },
+        Stream::Tensors => stream::Config {
+            max_bytes: limit(config.tensors_max_bytes),
+            num_replicas: 1,
+            ..wanted
+        },
+        Stream::Results => stream::Config {
+            max_bytes: limit(config.results_max_bytes),
+            ..wanted
+        },
+        Stream::Dead => stream::Config {
+            retention: RetentionPolicy::Limits,
+            discard: DiscardPolicy::Old,
+            max_bytes: limit(config.dead_max_bytes),
+            max_age: config.dead_max_age,
+            duplicate_window: config.duplicate_window.min(config.dead_max_age),
+            ..wanted
+        },
     }
 }
 
@@ -116,40 +66,53 @@ pub(super) fn bucket_name(prefix: &str) -> String {
     format!("{prefix}-jobs")
 }
 
-pub(super) async fn ensure_all(broker: &Broker) -> Result<(), QueueError> {
-    for stream in StreamName::ALL {
-        ensure(broker, stream.config(broker.config())).await?;
-    }
-    let bucket = bucket_name(&broker.config().prefix);
-    if info(broker, &format!("KV_{bucket}")).await?.is_some() {
-        return Ok(());
-    }
-    let config = kv::Config {
-        bucket: bucket.clone(),
-        history: 1,
+/// The stream that the bucket is.
+fn bucket_config(config: &BrokerConfig) -> stream::Config {
+    let bucket = bucket_name(&config.prefix);
+    stream::Config {
+        name: format!("KV_{bucket}"),
+        subjects: vec![format!("$KV.{bucket}.>")],
         storage: StorageType::File,
-        num_replicas: broker.config().replicas,
-        ..kv::Config::default()
-    };
-    if let Err(error) = broker.context().create_key_value(config).await
-        // Another process may have been faster.
-        && info(broker, &format!("KV_{bucket}")).await?.is_none()
-    {
-        return Err(QueueError::new(
-            QueueErrorKind::Misconfigured,
-            format!("failed to create bucket {bucket}: {error}"),
-        ));
+        discard: DiscardPolicy::New,
+        num_replicas: config.replicas,
+        duplicate_window: Duration::from_secs(120),
+        max_messages: -1,
+        max_bytes: -1,
+        max_messages_per_subject: 1,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        ..stream::Config::default()
     }
-    info!(bucket, "created the bucket");
-    Ok(())
+}
+
+impl Broker {
+    /// Creates the streams and the bucket that are absent. One that exists stays as it is: what it
+    /// limits differently is logged.
+    ///
+    /// # Errors
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when an existing stream takes other subjects
+    /// or has another retention, storage or discard policy; the error names stream, difference and
+    /// remedy. [`AccountLimit`](QueueErrorKind::AccountLimit) when JetStream has no room for them.
+    pub async fn ensure_streams(&self) -> Result<(), QueueError> {
+        for stream in Stream::ALL {
+            ensure(self, config_of(stream, self.config())).await?;
+        }
+        ensure(self, bucket_config(self.config())).await
+    }
+
+    /// The name of a stream on the server.
+    pub fn stream_name(&self, stream: Stream) -> String {
+        on_server(stream, &self.config().prefix)
+    }
 }
 
 /// Creates the stream of this name again if it has gone.
-pub(super) async fn ensure_one(broker: &Broker, stream: StreamName) -> Result<(), QueueError> {
-    ensure(broker, stream.config(broker.config())).await
+pub(super) async fn ensure_one(broker: &Broker, stream: Stream) -> Result<(), QueueError> {
+    ensure(broker, config_of(stream, broker.config())).await
 }
 
-async fn ensure(broker: &Broker, wanted: stream::Config) -> Result<(), QueueError> {
+pub(super) async fn ensure(broker: &Broker, wanted: stream::Config) -> Result<(), QueueError> {
     if let Some(found) = info(broker, &wanted.name).await? {
         return compare(&wanted, &found.config);
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use trommel_queue::test_server::NatsServer;
-use trommel_queue::{Broker, BrokerConfig, ConsumerSpec, JetStreamQueue, QueueSpec, StreamName};
+use trommel_queue::{Broker, BrokerConfig, ConsumerSpec, JetStreamQueue, QueueSpec, Stream};
 use trommel_types::Message;
 
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -35,6 +35,7 @@ pub(crate) fn config(server: &NatsServer) -> BrokerConfig {
         // The server sets aside what a stream may hold.
         tensors_max_bytes: 100 << 20,
         results_max_bytes: 100 << 20,
+        dead_max_bytes: 10 << 20,
         ..BrokerConfig::default()
     }
 }
@@ -49,11 +50,11 @@ pub(crate) fn spec(ack_wait: Duration) -> QueueSpec<Load> {
     let consumer = ConsumerSpec {
         ack_wait,
         max_ack_pending: NonZeroU32::new(1000).unwrap(),
-        ..ConsumerSpec::new("normal", "trommel.tasks.normal")
+        ..ConsumerSpec::new("normal", "trommel.tasks.normal.*")
     };
     QueueSpec {
-        stream: StreamName::Tasks,
-        subject: Arc::new(|_| "trommel.tasks.normal".to_owned()),
+        stream: Stream::Tasks,
+        subject: Arc::new(|_| "trommel.tasks.normal.job".to_owned()),
         dead_subject: Arc::new(|load| format!("trommel.dead.test.{}", load.number)),
         consumer: Some(consumer),
         on_malformed: None,

@@ -1,10 +1,12 @@
 //! Objects in S3, and in other stores that speak its protocol.
 
+mod fault;
+mod store;
 mod upload;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aws_config::retry::RetryConfig;
 use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
@@ -12,7 +14,6 @@ use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{Credentials, RequestChecksumCalculation, ResponseChecksumValidation};
-use aws_sdk_s3::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 use bytes::{Bytes, BytesMut};
@@ -20,6 +21,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use self::fault::{Passing, failed, unreadable, words};
+pub use self::store::S3Store;
 use crate::{StorageError, StorageErrorKind, background};
 
 /// How S3 is reached. Credentials come from where all AWS tools look for them: the environment,
@@ -107,14 +110,16 @@ impl S3Config {
 
 /// An object's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Location {
-    pub(crate) bucket: String,
-    pub(crate) key: String,
+pub struct Location {
+    /// Its bucket.
+    pub bucket: String,
+    /// Its key.
+    pub key: String,
 }
 
 impl Location {
     /// Reads `s3://bucket/key`; the key may be empty.
-    pub(crate) fn parse(uri: &str) -> Option<Self> {
+    pub fn parse(uri: &str) -> Option<Self> {
         let (bucket, key) = match uri.strip_prefix("s3://")?.split_once('/') {
             Some((bucket, key)) => (bucket, key),
             None => (uri.strip_prefix("s3://")?, ""),
@@ -125,12 +130,14 @@ impl Location {
         })
     }
 
-    pub(crate) fn uri(&self) -> String {
+    /// `s3://bucket/key`.
+    pub fn uri(&self) -> String {
         format!("s3://{}/{}", self.bucket, self.key)
     }
 
     /// Another key in the same bucket.
-    pub(crate) fn with_key(&self, key: String) -> Self {
+    #[must_use]
+    pub fn with_key(&self, key: String) -> Self {
         Self {
             bucket: self.bucket.clone(),
             key,
@@ -140,20 +147,26 @@ impl Location {
 
 /// One object of a listing.
 #[derive(Debug, Clone)]
-pub(crate) struct Object {
-    pub(crate) key: String,
-    pub(crate) size: u64,
-    pub(crate) etag: Option<String>,
+pub struct Object {
+    /// Its key.
+    pub key: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The version of its content.
+    pub etag: Option<String>,
 }
 
 /// A page of a listing, and where the next one begins.
-pub(crate) struct Page {
-    pub(crate) objects: Vec<Object>,
-    pub(crate) next: Option<String>,
+pub struct Page {
+    /// The objects, in the order of their keys.
+    pub objects: Vec<Object>,
+    /// Where the next page begins, unless this is the last.
+    pub next: Option<String>,
 }
 
 /// An object or a folder of keys.
-pub(crate) enum Entry {
+pub enum Entry {
+    /// An object.
     Object(Object),
     /// What its keys begin with, up to the slash.
     Folder(String),
@@ -169,14 +182,16 @@ impl Entry {
 }
 
 /// A page of what lies directly under a prefix, in order, and where the next one begins.
-pub(crate) struct Level {
-    pub(crate) entries: Vec<Entry>,
-    pub(crate) next: Option<String>,
+pub struct Level {
+    /// Objects and folders, in the order of their keys.
+    pub entries: Vec<Entry>,
+    /// Where the next page begins, unless this is the last.
+    pub next: Option<String>,
 }
 
 /// A client. Cheap to clone; connects when first used.
 #[derive(Clone)]
-pub(crate) struct S3 {
+pub struct S3 {
     shared: Arc<Shared>,
 }
 
@@ -187,7 +202,8 @@ struct Shared {
 }
 
 impl S3 {
-    pub(crate) fn new(config: &S3Config) -> Self {
+    /// A client of this store.
+    pub fn new(config: &S3Config) -> Self {
         Self {
             shared: Arc::new(Shared {
                 config: config.clone(),
@@ -207,7 +223,7 @@ impl S3 {
 
     /// Reads a page of the objects whose keys begin with `prefix`, in the order of their keys'
     /// bytes: behind the key `after`, or where the last page said.
-    pub(crate) async fn list(
+    pub async fn list(
         &self,
         prefix: &Location,
         after: Option<String>,
@@ -221,7 +237,7 @@ impl S3 {
     }
 
     /// As [`S3::list`], but keys that go on behind a slash are one folder together.
-    pub(crate) async fn list_level(
+    pub async fn list_level(
         &self,
         prefix: &Location,
         after: Option<String>,
@@ -262,26 +278,46 @@ impl S3 {
             .map_err(|error| failed("list", prefix, &error))
     }
 
-    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes.
-    pub(crate) async fn fetch(
+    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes; only the
+    /// version `etag`, where one is given. Gives the time that it took too, which is at most
+    /// `time`, without the wait for a connection.
+    pub async fn fetch(
         &self,
         object: Location,
         range: Option<(u64, u64)>,
+        etag: Option<String>,
         limit: u64,
-    ) -> Result<Bytes, StorageError> {
+        time: Duration,
+    ) -> Result<(Bytes, Duration), StorageError> {
         let s3 = self.clone();
         background::run(async move {
             let _permit = s3.shared.fetches.acquire().await;
-            s3.get(&object, range, limit).await
+            let start = Instant::now();
+            let fetched = s3.get_version(&object, range, etag.as_deref(), limit);
+            match timeout(time, fetched).await {
+                Ok(fetched) => Ok((fetched?, start.elapsed())),
+                Err(_) => Err(StorageError::timed_out(object.uri(), time)),
+            }
         })
         .await
     }
 
-    /// As [`S3::fetch`], for a caller on a thread of this module, and not bounded in number.
-    pub(crate) async fn get(
+    /// As [`S3::get_version`], for whichever version is there.
+    pub async fn get(
         &self,
         object: &Location,
         range: Option<(u64, u64)>,
+        limit: u64,
+    ) -> Result<Bytes, StorageError> {
+        self.get_version(object, range, None, limit).await
+    }
+
+    /// As [`S3::fetch`], for a caller on a thread of this module, and not bounded in number.
+    pub async fn get_version(
+        &self,
+        object: &Location,
+        range: Option<(u64, u64)>,
+        etag: Option<&str>,
         limit: u64,
     ) -> Result<Bytes, StorageError> {
         if range.is_some_and(|(_, length)| length == 0) {
@@ -296,11 +332,22 @@ impl S3 {
             .get_object()
             .bucket(&object.bucket)
             .key(&object.key)
-            .set_range(bytes);
-        let answer = request
-            .send()
-            .await
-            .map_err(|error| failed("fetch", object, &error))?;
+            .set_range(bytes)
+            .set_if_match(etag.map(|etag| format!("\"{etag}\"")));
+        let changed = || StorageError::changed(object.uri());
+        let answer =
+            request
+                .send()
+                .await
+                .map_err(|error| match failed("fetch", object, &error) {
+                    error if error.kind() == StorageErrorKind::LostRace => changed(),
+                    error => error,
+                })?;
+        // Not every store heeds the precondition.
+        let found = answer.e_tag().map(|found| found.trim_matches('"'));
+        if etag.is_some() && found.is_some() && etag != found {
+            return Err(changed());
+        }
         let promised = answer
             .content_length
             .and_then(|length| u64::try_from(length).ok());
@@ -315,7 +362,7 @@ impl S3 {
         let patience = self.shared.config.timeout;
         while let Some(chunk) = timeout(patience, body.next()).await.map_err(stalled)? {
             let chunk = chunk.map_err(|error| {
-                let error = DisplayErrorContext(error).to_string();
+                let error = words(&error);
                 unreadable(format!("failed to fetch {}: {error}", object.uri()))
             })?;
             bytes.extend_from_slice(&chunk);
@@ -353,7 +400,7 @@ impl S3 {
     }
 
     /// Removes an object, if it is there.
-    pub(crate) async fn remove(&self, object: &Location) -> Result<(), StorageError> {
+    pub async fn remove(&self, object: &Location) -> Result<(), StorageError> {
         let request = self
             .client()
             .await
@@ -427,76 +474,12 @@ async fn connect(config: &S3Config) -> Client {
     let built = aws_sdk_s3::config::Builder::from(&loaded)
         .region(region)
         .force_path_style(config.endpoint.is_some())
+        .retry_classifier(Passing)
         // Not every store knows the newer checksums.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
         .build();
     Client::from_conf(built)
-}
-
-fn unreadable(message: String) -> StorageError {
-    StorageError::new(StorageErrorKind::Unreadable, message)
-}
-
-/// What a request's failure means, in words that name the object and the remedy.
-fn failed<E>(verb: &str, object: &Location, error: &SdkError<E>) -> StorageError
-where
-    E: ProvideErrorMetadata + std::error::Error + 'static,
-{
-    let status = error
-        .raw_response()
-        .map(|response| response.status().as_u16());
-    let code = error.code().unwrap_or_default();
-    let (kind, remedy) = match (code, status) {
-        ("NoSuchBucket", _) => (
-            StorageErrorKind::NotFound,
-            "there is no such bucket; check its spelling, the region and the endpoint",
-        ),
-        ("NoSuchKey" | "NotFound", _) | (_, Some(404)) => {
-            (StorageErrorKind::NotFound, "there is no such object")
-        }
-        ("PreconditionFailed" | "ConditionalRequestConflict", _) | (_, Some(412)) => (
-            StorageErrorKind::LostRace,
-            "it was written by another process meanwhile",
-        ),
-        (_, Some(401 | 403)) => (
-            StorageErrorKind::PermissionDenied,
-            "the store refuses access; check the credentials and what they allow",
-        ),
-        ("InvalidRange", _) | (_, Some(416)) => (
-            StorageErrorKind::NotAFile,
-            "it ends before the bytes that were asked for",
-        ),
-        (_, Some(301 | 307)) => (
-            StorageErrorKind::InvalidSource,
-            "the bucket is in another region; name it by AWS_REGION or s3.region",
-        ),
-        (_, Some(400..=499)) => (StorageErrorKind::InvalidSource, ""),
-        _ if matches!(error, SdkError::ConstructionFailure(_)) => {
-            (StorageErrorKind::InvalidSource, "")
-        }
-        _ if DisplayErrorContext(error)
-            .to_string()
-            .contains("redentials") =>
-        {
-            (
-                StorageErrorKind::PermissionDenied,
-                "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or say that the bucket is public by s3.anonymous",
-            )
-        }
-        _ => (StorageErrorKind::Unreadable, ""),
-    };
-    let told = if remedy.is_empty() {
-        let code = if code.is_empty() {
-            ""
-        } else {
-            &format!(" ({code})")
-        };
-        format!("{}{code}", DisplayErrorContext(error))
-    } else {
-        remedy.to_owned()
-    };
-    StorageError::new(kind, format!("failed to {verb} {}: {told}", object.uri()))
 }
 
 #[cfg(test)]

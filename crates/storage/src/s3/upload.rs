@@ -5,8 +5,9 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::{Location, S3, failed, unreadable};
-use crate::StorageError;
+use super::fault::{failed, unreadable};
+use super::{Location, S3};
+use crate::{StorageError, StorageErrorKind};
 
 /// Bytes of a piece; S3 takes none below 5 MiB but the last one, and at most 10,000 of them.
 pub(super) const PIECE: u64 = 5 << 20;
@@ -17,15 +18,76 @@ const SIDE_BY_SIDE: usize = 4;
 impl S3 {
     /// Writes an object; it is there as a whole or not at all. With `only_if_absent`,
     /// [`LostRace`](crate::StorageErrorKind::LostRace) says that the store had one of this name.
-    pub(crate) async fn put(
+    pub async fn put(
         &self,
         object: &Location,
         content: Bytes,
         only_if_absent: bool,
     ) -> Result<(), StorageError> {
         if content.len() as u64 > self.shared.config.multipart_bytes {
-            return self.put_in_pieces(object, content, only_if_absent).await;
+            let put = self.put_in_pieces(object, content.clone(), only_if_absent);
+            let Err(error) = put.await else {
+                return Ok(());
+            };
+            // If the answer to a completion is lost, the next one finds the upload gone, or the
+            // object there.
+            let may_be_there = [StorageErrorKind::NotFound, StorageErrorKind::LostRace];
+            if may_be_there.contains(&error.kind()) && self.holds(object, &content).await? {
+                return Ok(());
+            }
+            return Err(error);
         }
+        self.put_whole(object, content, only_if_absent).await
+    }
+
+    /// Writes an object in place of one that holds `old`, under the version that the store names for
+    /// it. One that holds `content` already counts as written by this.
+    pub async fn replace(
+        &self,
+        object: &Location,
+        old: &Bytes,
+        content: Bytes,
+    ) -> Result<(), StorageError> {
+        let lost = || StorageError::lost_race(object.uri());
+        let written = async {
+            let client = self.client().await;
+            let (bucket, key) = (&object.bucket, &object.key);
+            let found = client.head_object().bucket(bucket).key(key).send().await;
+            let found = found.map_err(|error| failed("look at", object, &error))?;
+            let version = found.e_tag().map(|etag| etag.trim_matches('"'));
+            let held = self.get_version(object, None, version, u64::MAX).await?;
+            if held != *old {
+                return Err(lost());
+            }
+            let request = client.put_object().bucket(bucket).key(key);
+            let request = request
+                .set_if_match(version.map(|etag| format!("\"{etag}\"")))
+                .body(ByteStream::from(content.clone()));
+            let put = request.send().await;
+            put.map_err(|error| failed("write", object, &error))
+        };
+        let Err(error) = written.await else {
+            return Ok(());
+        };
+        // It is another version; or this one, whose answer was lost.
+        let is_other = matches!(
+            error.kind(),
+            StorageErrorKind::LostRace | StorageErrorKind::Changed | StorageErrorKind::NotFound
+        );
+        match is_other {
+            true if self.holds(object, &content).await? => Ok(()),
+            true => Err(lost()),
+            false => Err(error),
+        }
+    }
+
+    /// As [`S3::put`], in one request.
+    pub(super) async fn put_whole(
+        &self,
+        object: &Location,
+        content: Bytes,
+        only_if_absent: bool,
+    ) -> Result<(), StorageError> {
         let request = self
             .client()
             .await
@@ -40,7 +102,8 @@ impl S3 {
         }
     }
 
-    async fn put_in_pieces(
+    /// As [`S3::put`], in as many requests as it takes.
+    pub(super) async fn put_in_pieces(
         &self,
         object: &Location,
         content: Bytes,
@@ -76,6 +139,22 @@ impl S3 {
             }
         }
         put
+    }
+
+    /// Whether an object is there with this content.
+    async fn holds(&self, object: &Location, content: &Bytes) -> Result<bool, StorageError> {
+        match self.get(object, None, content.len() as u64).await {
+            Ok(found) => Ok(found == content),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    StorageErrorKind::NotFound | StorageErrorKind::TooLarge
+                ) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn complete(

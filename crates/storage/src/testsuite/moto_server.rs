@@ -32,14 +32,7 @@ impl MotoServer {
         assert!(program.exists(), "moto is not there; run make setup");
         let port = free_port();
         let child = Command::new(program)
-            .args([
-                "-m",
-                "moto.server",
-                "-H",
-                "127.0.0.1",
-                "-p",
-                &port.to_string(),
-            ])
+            .args(["-c", include_str!("moto_server.py"), &port.to_string()])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

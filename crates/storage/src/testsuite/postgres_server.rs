@@ -7,6 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::free_port;
 
 /// Time a server may take to start.
@@ -70,6 +72,11 @@ impl PostgresServer {
         )
     }
 
+    /// The database, as one allows it to workers.
+    pub fn place(&self) -> String {
+        format!("postgres://127.0.0.1:{}/postgres", self.port)
+    }
+
     /// The address of a table without the password.
     pub fn url_without_password(&self, table: &str) -> String {
         format!(
@@ -96,8 +103,7 @@ impl PostgresServer {
     /// Kills the server at once and starts it again.
     pub fn restart(&mut self) {
         // Its children end when they find it gone; SIGQUIT makes them do so now.
-        let pid = self.child.id().to_string();
-        Command::new("kill").args(["-QUIT", &pid]).status().unwrap();
+        kill_process(Pid::from_child(&self.child), Signal::QUIT).unwrap();
         self.child.wait().unwrap();
         self.child = spawn(&self.programs, self.folder.path(), self.port);
         self.wait_until_ready();
@@ -136,11 +142,7 @@ impl PostgresServer {
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         // The fast way to stop: open connections are cut.
-        drop(
-            Command::new("kill")
-                .args(["-QUIT", &self.child.id().to_string()])
-                .status(),
-        );
+        kill_process(Pid::from_child(&self.child), Signal::QUIT).ok();
         drop(self.child.wait());
     }
 }

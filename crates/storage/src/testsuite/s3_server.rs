@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::header::IF_NONE_MATCH;
+use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{Method, Request, Response, StatusCode};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -34,10 +34,16 @@ pub struct S3Server {
 #[derive(Default)]
 struct Faults {
     ignore_preconditions: AtomicBool,
-    unavailable: AtomicU64,
+    /// How many requests are refused, and how.
+    refused: std::sync::Mutex<(u64, StatusCode, String)>,
+    /// Uploads in pieces that are completed with the answer lost.
+    lost_answers: AtomicU64,
+    /// Those of them that are completed again.
+    gone_uploads: AtomicU64,
     requests: AtomicU64,
-    /// One object at a time, and how long each takes.
-    pace: Mutex<Duration>,
+    /// Objects are given one at a time, and each takes this long, those of results too or not.
+    pace: std::sync::Mutex<(Duration, bool)>,
+    turn: Mutex<()>,
     /// The store below checks and writes in two steps.
     conditional: Mutex<()>,
 }
@@ -112,18 +118,40 @@ impl S3Server {
 
     /// Answers the next requests with 503.
     pub fn be_unavailable(&self, requests: u64) {
-        self.faults.unavailable.store(requests, Ordering::Relaxed);
+        self.refuse(requests, 503, "");
+    }
+
+    /// Answers the next requests with a status, and an error of this code unless it is empty.
+    pub fn refuse(&self, requests: u64, status: u16, code: &str) {
+        let status = StatusCode::from_u16(status).unwrap();
+        *self.faults.refused.lock().unwrap() = (requests, status, code.to_owned());
+    }
+
+    /// Completes the next uploads in pieces, but answers 500, and 404 when they are completed again.
+    pub fn lose_answers(&self, uploads: u64) {
+        self.faults.lost_answers.store(uploads, Ordering::Relaxed);
     }
 
     /// Gives objects one after the other from now on, each after this time.
     pub fn slow_down(&self, each: Duration) {
-        *self.faults.pace.blocking_lock() = each;
+        *self.faults.pace.lock().unwrap() = (each, true);
+    }
+
+    /// The same, but the records and parts of results come at once.
+    pub fn slow_down_images(&self, each: Duration) {
+        *self.faults.pace.lock().unwrap() = (each, false);
     }
 
     /// Requests that came so far.
     pub fn requests(&self) -> u64 {
         self.faults.requests.load(Ordering::Relaxed)
     }
+}
+
+/// The records and parts that sinks keep beside each other.
+fn is_of_results(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.starts_with('_') || name.starts_with("part-")
 }
 
 async fn serve(listener: TcpListener, service: S3Service, faults: Arc<Faults>, root: PathBuf) {
@@ -152,23 +180,34 @@ async fn answer(
     request: Request<Body>,
 ) -> Response<Body> {
     faults.requests.fetch_add(1, Ordering::Relaxed);
-    let unavailable = &faults.unavailable;
-    let is_unavailable = unavailable
-        .try_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-            left.checked_sub(1)
-        })
-        .is_ok();
-    if is_unavailable {
-        return refusal(StatusCode::SERVICE_UNAVAILABLE);
-    }
-    if request.method() == Method::GET {
-        let pace = faults.pace.lock().await;
-        sleep(*pace).await;
-    }
-    let _alone = if request.method() == Method::PUT && request.headers().contains_key(IF_NONE_MATCH)
     {
+        let mut refused = faults.refused.lock().unwrap();
+        let (left, status, code) = &mut *refused;
+        if *left > 0 {
+            *left -= 1;
+            return refusal(*status, code);
+        }
+    }
+    let (_, of_results_too) = *faults.pace.lock().unwrap();
+    if request.method() == Method::GET && (of_results_too || !is_of_results(request.uri().path())) {
+        let _turn = faults.turn.lock().await;
+        let (pace, _) = *faults.pace.lock().unwrap();
+        sleep(pace).await;
+    }
+    let is_completion = request.method() == Method::POST
+        && (request.uri().query()).is_some_and(|query| query.contains("uploadId"));
+    if is_completion && take(&faults.gone_uploads) {
+        return refusal(StatusCode::NOT_FOUND, "NoSuchUpload");
+    }
+    let is_lost = is_completion && take(&faults.lost_answers);
+    let writes = request.method() == Method::PUT || is_completion;
+    let ignores = faults.ignore_preconditions.load(Ordering::Relaxed);
+    let _alone = if request.method() == Method::GET && ignores {
+        // Nobody sees the moment in which an object that is written over is not there.
+        Some(faults.conditional.lock().await)
+    } else if writes && request.headers().contains_key(IF_NONE_MATCH) {
         let alone = faults.conditional.lock().await;
-        if faults.ignore_preconditions.load(Ordering::Relaxed) {
+        if ignores {
             // The header is signed and has to stay, so the object goes that it asks about.
             let path = root.join(request.uri().path().trim_start_matches('/'));
             drop(fs::remove_file(path));
@@ -177,14 +216,42 @@ async fn answer(
     } else {
         None
     };
-    service
-        .call(request)
-        .await
-        .unwrap_or_else(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR))
+    let wanted = (request.method() == Method::GET)
+        .then(|| request.headers().get(IF_MATCH).cloned())
+        .flatten()
+        .filter(|_| !ignores);
+    let answer = service.call(request).await;
+    if is_lost {
+        faults.gone_uploads.fetch_add(1, Ordering::Relaxed);
+    }
+    let answer = match answer {
+        Ok(answer) if !is_lost => answer,
+        _ => return refusal(StatusCode::INTERNAL_SERVER_ERROR, ""),
+    };
+    // The store below does not know this precondition of GET.
+    if answer.status().is_success()
+        && wanted.is_some()
+        && wanted.as_ref() != answer.headers().get(ETAG)
+    {
+        return refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed");
+    }
+    answer
 }
 
-fn refusal(status: StatusCode) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
+/// Takes one of a number of faults that are left.
+fn take(left: &AtomicU64) -> bool {
+    left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+        left.checked_sub(1)
+    })
+    .is_ok()
+}
+
+fn refusal(status: StatusCode, code: &str) -> Response<Body> {
+    let body = match code {
+        "" => Body::empty(),
+        code => Body::from(format!("<Error><Code>{code}</Code></Error>")),
+    };
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     response
 }

@@ -1,14 +1,13 @@
 //! Claims of part numbers in the broker, for stores that honour no preconditions.
 
-use std::future::Future;
-
+use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tokio::runtime::Handle;
-use trommel_queue::QueueError;
-use trommel_storage::{Claim, Claims, StorageError};
+use trommel_sink::{Claim, Claims};
+use trommel_storage::StorageError;
 
+use crate::distributed::job_store::{JobStore, json};
 use crate::distributed::names::key;
-use crate::distributed::registry::{Registry, json};
+use crate::distributed::record::Job;
 
 /// What the broker holds of a claim.
 #[derive(Serialize, Deserialize)]
@@ -21,28 +20,20 @@ struct Stored {
 
 /// The claims of a job and model.
 pub(crate) struct KvClaims {
-    registry: Registry,
-    /// Where the broker's connection lives; claims are made on threads that may block.
-    handle: Handle,
+    store: JobStore,
     prefix: String,
+    job: String,
+    output: String,
 }
 
 impl KvClaims {
-    pub(crate) fn new(registry: &Registry, handle: Handle, job: &str, model: &str) -> Self {
+    pub(crate) fn new(store: &JobStore, job: &Job, model: &str) -> Self {
         Self {
-            registry: registry.clone(),
-            handle,
-            prefix: key::claims(job, model),
+            store: store.clone(),
+            prefix: key::claims(job.id(), model),
+            job: job.id().to_owned(),
+            output: job.spec.request.output.clone(),
         }
-    }
-
-    fn ask<T>(
-        &self,
-        question: impl Future<Output = Result<T, QueueError>>,
-    ) -> Result<T, StorageError> {
-        self.handle
-            .block_on(question)
-            .map_err(|error| StorageError::unavailable(error.to_string()))
     }
 
     fn key(&self, part: u64) -> String {
@@ -57,43 +48,61 @@ impl KvClaims {
     }
 }
 
+#[async_trait]
 impl Claims for KvClaims {
-    fn list(&self) -> Result<Vec<Claim>, StorageError> {
-        self.ask(async {
-            let mut claims = Vec::new();
-            for key in self.registry.kv().keys(&self.prefix).await? {
-                let part = key
-                    .strip_prefix(&self.prefix)
-                    .and_then(|part| part.parse().ok());
-                let stored = self.registry.read::<Stored>(&key).await?;
-                if let (Some(part), Some((stored, revision))) = (part, stored) {
-                    claims.push(Claim {
-                        part,
-                        revision,
-                        committed: stored.committed,
-                    });
-                }
-            }
-            Ok(claims)
-        })
+    async fn hold_output(&self) -> Result<bool, StorageError> {
+        let holder = self.store.output_holder(&self.output).await;
+        let holder = holder.map_err(unavailable)?;
+        Ok(holder.is_none_or(|(holder, _)| holder.job == self.job))
     }
 
-    fn open(&self, part: u64, replaces: Option<u64>) -> Result<u64, StorageError> {
-        let (key, stored) = (self.key(part), Self::stored(None));
-        let claimed = self.ask(async {
-            match replaces {
-                None => self.registry.kv().create(&key, stored).await,
-                Some(revision) => self.registry.kv().update(&key, stored, revision).await,
+    async fn list(&self) -> Result<Vec<Claim>, StorageError> {
+        let kv = self.store.kv();
+        let mut claims = Vec::new();
+        for key in kv.keys(&self.prefix).await.map_err(unavailable)? {
+            let part = key
+                .strip_prefix(&self.prefix)
+                .and_then(|part| part.parse().ok());
+            let stored = self.store.read::<Stored>(&key).await;
+            if let (Some(part), Some((stored, revision))) = (part, stored.map_err(unavailable)?) {
+                claims.push(Claim {
+                    part,
+                    revision,
+                    committed: stored.committed,
+                });
             }
-        })?;
-        claimed.ok_or_else(|| StorageError::lost_race(format!("the claim of part {part}")))
+        }
+        Ok(claims)
     }
 
-    fn commit(&self, part: u64, revision: u64, object: &str) -> Result<(), StorageError> {
+    async fn open(&self, part: u64, replaces: Option<u64>) -> Result<u64, StorageError> {
+        let (kv, key, stored) = (self.store.kv(), self.key(part), Self::stored(None));
+        let claimed = match replaces {
+            None => kv.create(&key, stored).await,
+            Some(revision) => kv.update(&key, stored, revision).await,
+        };
+        claimed.map_err(unavailable)?.ok_or_else(|| lost(part))
+    }
+
+    async fn commit(&self, part: u64, revision: u64, object: &str) -> Result<(), StorageError> {
         let (key, stored) = (self.key(part), Self::stored(Some(object)));
-        let committed = self.ask(self.registry.kv().update(&key, stored, revision))?;
-        committed
-            .map(drop)
-            .ok_or_else(|| StorageError::lost_race(format!("the claim of part {part}")))
+        let committed = self.store.kv().update(&key, stored, revision).await;
+        match committed.map_err(unavailable)? {
+            Some(_) => Ok(()),
+            None => Err(lost(part)),
+        }
     }
+
+    async fn clear(&self) -> Result<(), StorageError> {
+        let removed = self.store.kv().remove(&self.prefix).await;
+        removed.map(drop).map_err(unavailable)
+    }
+}
+
+fn unavailable(error: impl std::fmt::Display) -> StorageError {
+    StorageError::unavailable(error.to_string())
+}
+
+fn lost(part: u64) -> StorageError {
+    StorageError::lost_race(format!("the claim of part {part}"))
 }

@@ -4,21 +4,28 @@ use std::time::{Duration, Instant};
 
 use async_nats::RequestErrorKind;
 use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use serde::de::DeserializeOwned;
+use tokio::select;
+use tokio::time::interval;
 use trommel_queue::Broker;
 use trommel_types::JobRequest;
 
 use crate::WorkerError;
-use crate::distributed::control::{JobId, ModelReply, SubmitReply};
+use crate::distributed::control::{JobId, JobPage, ListRequest, ModelReply, SubmitReply};
+use crate::distributed::dead::DeadLetter;
+use crate::distributed::job_store::json;
 use crate::distributed::presence::Presence;
-use crate::distributed::registry::json;
+use crate::distributed::retry::{RetryReply, RetryRequest};
 use crate::distributed::status::JobStatus;
 use crate::distributed::why::JobReasons;
 
 /// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The same where a worker may have to look at a model for the first time, which reads all of it.
-const PATIENCE_WITH_MODELS: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a worker is waited for alone. One that is stopped may have been chosen to answer; the next
+/// request may go elsewhere, and all may be repeated.
+const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// Longest wait for somebody who answers at all.
 const RESTART: Duration = Duration::from_secs(2);
@@ -65,12 +72,21 @@ impl Client {
         self.ask("why", json(&JobId { id })).await
     }
 
-    /// All jobs, the newest first.
+    /// A page of jobs, the newest first.
     ///
     /// # Errors
     /// When nobody answers.
-    pub async fn list(&self) -> Result<Vec<JobStatus>, WorkerError> {
-        self.ask("list", Bytes::new()).await
+    pub async fn list(&self, page: &ListRequest) -> Result<JobPage, WorkerError> {
+        self.ask("list", json(page)).await
+    }
+
+    /// What of a job could not be worked on.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub async fn dead(&self, id: &str) -> Result<Vec<DeadLetter>, WorkerError> {
+        let id = id.to_owned();
+        self.ask("dead", json(&JobId { id })).await
     }
 
     /// Ends a job; what is committed stays.
@@ -81,6 +97,14 @@ impl Client {
         let id = id.to_owned();
         let JobId { .. } = self.ask("cancel", json(&JobId { id })).await?;
         Ok(())
+    }
+
+    /// Tries failed rows of a job again.
+    ///
+    /// # Errors
+    /// When it is refused, with the reason, or nobody answers.
+    pub async fn retry(&self, request: &RetryRequest) -> Result<RetryReply, WorkerError> {
+        self.ask("retry", json(request)).await
     }
 
     /// The workers that are alive, with what they have done.
@@ -105,22 +129,32 @@ impl Client {
         body: Bytes,
     ) -> Result<T, WorkerError> {
         let subject = format!("{}.api.{endpoint}", self.prefix);
-        let patience = match endpoint {
-            "submit" | "models" => PATIENCE_WITH_MODELS,
-            _ => PATIENCE,
+        let (patience, attempt) = match endpoint {
+            // A worker may have to look at a model for the first time, which reads all of it.
+            "submit" | "models" => (3 * PATIENCE, 3 * ATTEMPT),
+            "cancel" | "retry" => (PATIENCE, ATTEMPT),
+            _ => (PATIENCE, ATTEMPT / 4),
         };
         let asked = Instant::now();
+        let mut attempts = interval(attempt);
+        let mut answers = FuturesUnordered::new();
         let answer = loop {
-            let request = async_nats::Request::new()
-                .payload(body.clone())
-                .timeout(Some(patience));
-            let answer = self.broker.client().send_request(subject.clone(), request);
-            match answer.await {
+            let answer = select! {
+                biased;
+                Some(answer) = answers.next() => answer,
+                _ = attempts.tick() => {
+                    let left = patience.saturating_sub(asked.elapsed());
+                    let request = async_nats::Request::new().payload(body.clone()).timeout(Some(left));
+                    answers.push(self.broker.client().send_request(subject.clone(), request));
+                    continue;
+                }
+            };
+            match answer {
                 Ok(answer) => break answer,
                 Err(error) => match error.kind() {
                     // A worker may be about to restart.
                     RequestErrorKind::NoResponders if asked.elapsed() < RESTART => {
-                        tokio::time::sleep(RESTART / 10).await;
+                        attempts.reset_after(RESTART / 10);
                     }
                     RequestErrorKind::NoResponders | RequestErrorKind::TimedOut => {
                         return Err(WorkerError::NobodyAnswers);

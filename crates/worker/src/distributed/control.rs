@@ -1,11 +1,12 @@
 //! The control API: a NATS service that takes and answers JSON.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_nats::service::error::Error as ServiceError;
 use async_nats::service::{Request, Service, ServiceExt};
-use futures::StreamExt;
-use futures::stream::{BoxStream, SelectAll};
+use futures::stream::{self, BoxStream, SelectAll};
+use futures::{StreamExt, TryStreamExt};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -13,24 +14,29 @@ use trommel_queue::{Broker, Queue};
 use trommel_types::{JobRequest, Message};
 
 use crate::WorkerError;
+use crate::distributed::job_store::{JobStore, Submitted, json};
 use crate::distributed::names::Subjects;
-use crate::distributed::presence::Presence;
-use crate::distributed::record::JobState;
-use crate::distributed::registry::{Registry, Submitted, json};
+use crate::distributed::record::{Job, JobState};
 use crate::distributed::repository::Repository;
-use crate::distributed::{events, status, why};
+use crate::distributed::status::JobStatus;
+use crate::distributed::{dead, ends, presence, retry, status, why};
+use crate::fault::Scope;
 
 /// Names of the endpoints, below `<prefix>.api`.
-const ENDPOINTS: [&str; 7] = [
-    "submit", "status", "why", "list", "cancel", "models", "workers",
+const ENDPOINTS: [&str; 9] = [
+    "submit", "status", "why", "list", "cancel", "retry", "dead", "models", "workers",
 ];
+/// Jobs on a page at most; it ends earlier where no message would hold it.
+const PAGE: usize = 1000;
+/// Progress of jobs that is read side by side.
+const READS: usize = 64;
 
 /// What the API works with.
 pub(crate) struct Context {
     pub(crate) broker: Broker,
     pub(crate) prefix: String,
     pub(crate) subjects: Subjects,
-    pub(crate) registry: Registry,
+    pub(crate) store: JobStore,
     pub(crate) repository: Arc<Repository>,
     pub(crate) jobs: Arc<dyn Queue<JobRequest>>,
 }
@@ -51,6 +57,33 @@ pub struct JobId {
     pub id: String,
 }
 
+/// A request for a page of jobs, the newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListRequest {
+    /// Jobs on the page at most; 100 unless given, and never more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    /// The last job of the page before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// Whether jobs that have ended are left out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub running: bool,
+}
+
+/// A page of jobs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobPage {
+    /// The jobs, without what waits between the stages.
+    pub jobs: Vec<JobStatus>,
+    /// What to ask for [`after`](ListRequest::after); none on the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// How many jobs there are records of.
+    pub all: u64,
+}
+
 /// A model in the answer to `models`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelReply {
@@ -61,13 +94,13 @@ pub struct ModelReply {
 }
 
 /// Why a request was refused; `code` as in HTTP.
-struct Refused {
+pub(super) struct Refused {
     code: usize,
     reason: String,
 }
 
 impl Refused {
-    fn new(code: usize, reason: impl Into<String>) -> Self {
+    pub(super) fn new(code: usize, reason: impl Into<String>) -> Self {
         Self {
             code,
             reason: reason.into(),
@@ -79,6 +112,7 @@ impl From<WorkerError> for Refused {
     fn from(error: WorkerError) -> Self {
         let code = match error {
             WorkerError::UnknownModel { .. } => 404,
+            ref error if matches!(error.scope(), Scope::Job(_)) => 400,
             _ => 500,
         };
         Self::new(code, error.to_string())
@@ -110,6 +144,8 @@ pub(crate) async fn start(ctx: &Context) -> Result<Api, WorkerError> {
         let endpoint = group.endpoint(name).await.map_err(failed)?;
         requests.push(endpoint.map(move |request| (name, request)).boxed());
     }
+    let ours = format!("{}.api.", ctx.prefix);
+    ctx.broker.check_subscriptions(&ours).await?;
     Ok(Api { service, requests })
 }
 
@@ -126,7 +162,7 @@ pub(crate) async fn run(
             let answer = answer(&ctx, name, &request.message.payload).await;
             let answer = answer.map_err(|refused| ServiceError {
                 code: refused.code,
-                status: refused.reason,
+                status: one_line(&refused.reason),
             });
             if let Err(error) = request.respond(answer).await {
                 tracing::warn!(endpoint = name, %error, "an answer was not sent");
@@ -139,41 +175,121 @@ pub(crate) async fn run(
     Ok(())
 }
 
+/// A text that a header holds: one line, of a kilobyte at most.
+fn one_line(text: &str) -> String {
+    let end = text.floor_char_boundary(1024);
+    let words: Vec<_> = text[..end].split_whitespace().collect();
+    words.join(" ")
+}
+
 async fn answer(ctx: &Context, endpoint: &str, body: &[u8]) -> Result<bytes::Bytes, Refused> {
+    let Context {
+        broker,
+        subjects,
+        store,
+        ..
+    } = ctx;
     match endpoint {
         "submit" => Ok(json(&submit(ctx, body).await?)),
         "status" => {
             let JobId { id } = parse(body)?;
-            let status = status::of(&ctx.broker, &ctx.registry, &id).await?;
+            let status = status::of(broker, subjects, store, &id).await?;
             Ok(json(&status.ok_or_else(|| unknown(&id))?))
         }
         "why" => {
             let JobId { id } = parse(body)?;
-            let reasons = why::explain(&ctx.broker, &ctx.subjects, &ctx.registry, &id).await?;
+            let reasons = why::explain(broker, subjects, store, &id).await?;
             Ok(json(&reasons.ok_or_else(|| unknown(&id))?))
         }
-        "list" => {
-            let mut statuses = Vec::new();
-            for job in ctx.registry.jobs().await? {
-                let status = status::of(&ctx.broker, &ctx.registry, &job.request.id).await?;
-                statuses.extend(status);
-            }
-            Ok(json(&statuses))
-        }
+        "list" => Ok(json(&list(ctx, body).await?)),
         "cancel" => {
             let JobId { id } = parse(body)?;
-            let ended = ctx.registry.end(&id, JobState::Cancelled, None).await?;
-            let job = ended.ok_or_else(|| unknown(&id))?;
-            if job.state != JobState::Cancelled {
-                let state = job.state.as_str();
-                return Err(Refused::new(409, format!("job {id} is {state} already")));
+            let state = JobState::Cancelled;
+            if ends::end(store, broker, subjects, &id, state, None)
+                .await?
+                .is_none()
+            {
+                let job = store.job(&id).await?.ok_or_else(|| unknown(&id))?;
+                if job.state != state {
+                    let state = job.state.as_str();
+                    return Err(Refused::new(409, format!("job {id} is {state} already")));
+                }
             }
-            events::ended(&ctx.broker, &ctx.subjects, &job).await;
             Ok(json(&JobId { id }))
         }
-        "workers" => Ok(json(&Presence::alive(&ctx.registry).await?)),
+        "retry" => Ok(json(&retry::ask(ctx, parse(body)?).await?)),
+        "dead" => {
+            let JobId { id } = parse(body)?;
+            Ok(json(&dead::letters(broker, subjects, &id).await?))
+        }
+        "workers" => Ok(json(&presence::alive(store).await?)),
         _ => Ok(json(&models(ctx).await?)),
     }
+}
+
+/// When a job was submitted; its id breaks ties, so that no job is on two pages or on none.
+fn place(job: &Job) -> (i64, String) {
+    (job.submitted_at, job.id().to_owned())
+}
+
+/// The newest jobs of those that were added, and how many these were.
+#[derive(Default)]
+struct Newest {
+    all: u64,
+    left: usize,
+    jobs: BTreeMap<(i64, String), Job>,
+}
+
+impl Newest {
+    fn add(&mut self, job: Job, limit: usize) {
+        self.left += 1;
+        self.jobs.insert(place(&job), job);
+        if self.jobs.len() > limit {
+            self.jobs.pop_first();
+        }
+    }
+}
+
+/// A page of jobs, the newest first.
+async fn list(ctx: &Context, body: &[u8]) -> Result<JobPage, Refused> {
+    let asked: ListRequest = match body.trim_ascii().is_empty() {
+        true => ListRequest::default(),
+        false => parse(body)?,
+    };
+    let limit = asked.limit.unwrap_or(PAGE).clamp(1, PAGE);
+    let after = match &asked.after {
+        None => None,
+        Some(id) => Some(ctx.store.job(id).await?.ok_or_else(|| unknown(id))?),
+    };
+    let after = after.as_ref().map(place);
+    let newest = ctx.store.each_job(|newest: &mut Newest, job| {
+        newest.all += 1;
+        let is_asked_for = !(asked.running && job.state.is_final());
+        if is_asked_for && after.as_ref().is_none_or(|after| place(&job) < *after) {
+            newest.add(job, limit);
+        }
+    });
+    let Newest { all, left, jobs } = newest.await?;
+    let jobs = jobs.into_values().rev();
+    let briefs = stream::iter(jobs).map(async |job| {
+        let progress = ctx.store.progress(job.id()).await?;
+        Ok::<_, Refused>(status::brief(job, progress))
+    });
+    let mut page: Vec<_> = briefs.buffered(READS).try_collect().await?;
+    let mut room = ctx.broker.max_payload() / 2;
+    let fitting = page.iter().take_while(|job| {
+        let bytes = json(job).len();
+        let fits = bytes <= room;
+        room = room.saturating_sub(bytes);
+        fits
+    });
+    page.truncate(fitting.count().max(1));
+    let next = page.last().filter(|_| page.len() < left);
+    Ok(JobPage {
+        next: next.map(|job| job.id.clone()),
+        jobs: page,
+        all,
+    })
 }
 
 async fn submit(ctx: &Context, body: &[u8]) -> Result<SubmitReply, Refused> {
@@ -196,7 +312,7 @@ async fn submit(ctx: &Context, body: &[u8]) -> Result<SubmitReply, Refused> {
         .await
         .map_err(|_| Refused::new(500, "a model could not be looked at"))??;
     let id = request.id.clone();
-    let submitted_before = match ctx.registry.create(&request).await? {
+    let submitted_before = match ctx.store.create(&request).await? {
         Submitted::New => false,
         Submitted::Before => true,
         Submitted::Taken => {

@@ -8,14 +8,15 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
-use trommel_queue::{Feed, Held};
-use trommel_storage::{Found, SourceOptions, StorageError};
+use trommel_queue::{Feed, FeedReader, Held, LIVE_FRAME_TIME};
+use trommel_source::{Found, SourceOptions};
+use trommel_storage::StorageError;
 use trommel_types::{Column, ColumnKind, Content, Scalar};
 
 /// What a source that is a subject of events begins with.
 const SCHEME: &str = "nats://";
-/// Time between two looks for new events.
-const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// Time to wait for the next event, and after an error.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The subject of events that a job's sources name, if they do.
 pub(crate) fn subject_of(sources: &[String]) -> Option<&str> {
@@ -89,9 +90,10 @@ pub(crate) fn images(
         let (sequence, record) = mark.split_once('.')?;
         Some((sequence.parse::<u64>().ok()?, record.parse::<usize>().ok()?))
     });
+    // The last message may hold records that were not published.
+    let after = last.map_or(0, |(sequence, _)| sequence.saturating_sub(1));
     let state = State {
-        feed,
-        next: last.map_or(0, |(sequence, _)| sequence),
+        feed: feed.read_after(after),
         passed: last,
         found: VecDeque::new(),
         options,
@@ -104,9 +106,7 @@ pub(crate) fn images(
 }
 
 struct State {
-    feed: Feed,
-    /// Sequence of the next message to look at.
-    next: u64,
+    feed: FeedReader,
     /// The last record that was published.
     passed: Option<(u64, usize)>,
     found: VecDeque<Found>,
@@ -119,12 +119,9 @@ impl State {
             if let Some(found) = self.found.pop_front() {
                 return found;
             }
-            match self.feed.first_from(self.next).await {
-                Ok(Some(held)) => {
-                    self.next = held.sequence + 1;
-                    self.found = images_of(&held, &self.options, self.passed).into();
-                }
-                Ok(None) => tokio::time::sleep(LOOK_EVERY).await,
+            match self.feed.next(LOOK_EVERY).await {
+                Ok(Some(held)) => self.found = images_of(&held, &self.options, self.passed).into(),
+                Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%error, "events are looked for again");
                     tokio::time::sleep(LOOK_EVERY).await;
@@ -134,8 +131,16 @@ impl State {
     }
 }
 
+/// Whether a subject is that of a live source, `….live.SOURCE`, whose messages are frames.
+fn is_live(subject: &str) -> bool {
+    subject.rsplit('.').nth(1) == Some("live")
+}
+
 /// The images that an event tells of: objects that were created, of the suffixes and sizes asked for.
 fn images_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>) -> Vec<Found> {
+    if is_live(&held.subject) {
+        return frame_of(held, options, passed).into_iter().collect();
+    }
     let notification: Notification = match serde_json::from_slice(&held.payload) {
         Ok(notification) => notification,
         Err(error) => {
@@ -170,6 +175,32 @@ fn images_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>)
         })
     });
     images.collect()
+}
+
+/// The event that a message stands for that is an image itself.
+const FRAME: &str = "Frame";
+
+/// The image that a message is, such as a frame of a live source.
+fn frame_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>) -> Option<Found> {
+    let size = held.payload.len() as u64;
+    let is_new = passed.is_none_or(|passed| (held.sequence, 0) > passed);
+    if !is_new || !options.takes_size(Some(size)) {
+        return None;
+    }
+    let time = held
+        .headers
+        .get(LIVE_FRAME_TIME)
+        .map_or("", |time| time.as_str());
+    let id = format!("{}.0", held.sequence);
+    Some(Found {
+        uri: format!("{SCHEME}{}#{}", held.subject, held.sequence),
+        content: Content::Inline(held.payload.to_vec()),
+        etag: None,
+        size: Some(size),
+        columns: [FRAME, time, &id]
+            .map(|text| Scalar::String(text.to_owned()))
+            .into(),
+    })
 }
 
 #[cfg(test)]
@@ -217,13 +248,34 @@ mod tests {
         assert_eq!(mark(&found), "7.2");
     }
 
+    /// What is no image at all gets a failed row, like any other.
+    #[test]
+    fn a_message_of_a_live_source_is_an_image() {
+        let mut frame = event("", &[]);
+        frame.subject = "trommel.live.cam1".into();
+        frame.payload = "a camera that sends text".into();
+        frame.headers.insert(LIVE_FRAME_TIME, "1795000000000");
+        let found = images_of(&frame, &SourceOptions::default(), None).remove(0);
+        assert_eq!(found.uri, "nats://trommel.live.cam1#7");
+        assert_eq!(found.content, Content::Inline(frame.payload.to_vec()));
+        assert_eq!(mark(&found), "7.0");
+        assert!(uris(&frame, Some((7, 0))).is_empty());
+        let large = SourceOptions {
+            min_size: Some(1000),
+            ..SourceOptions::default()
+        };
+        assert!(images_of(&frame, &large, None).is_empty());
+    }
+
     #[test]
     fn everything_else_is_passed_over() {
         assert!(uris(&event("s3:ObjectRemoved:Delete", &["a.jpg"]), None).is_empty());
-        let noise = Held {
-            payload: "no json".into(),
-            ..event("", &[])
-        };
-        assert!(uris(&noise, None).is_empty());
+        for payload in ["{no json", "no notification"] {
+            let noise = Held {
+                payload: payload.into(),
+                ..event("", &[])
+            };
+            assert!(uris(&noise, None).is_empty());
+        }
     }
 }

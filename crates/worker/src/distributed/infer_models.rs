@@ -1,6 +1,6 @@
 //! The infer role over the broker: one loop for each model that running jobs ask for.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,31 +9,43 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use trommel_infer::{Engine, Runtime};
+use trommel_infer::{Capacity, Engine, LiveOptions, Runtime, Wanted};
 use trommel_queue::Broker;
+use trommel_types::{JobModel, Role};
 
+use crate::distributed::job_store::JobStore;
+use crate::distributed::live_jobs::LiveJobs;
 use crate::distributed::names::Subjects;
-use crate::distributed::presence::StageWork;
+use crate::distributed::presence::{self, StageWork};
 use crate::distributed::queues;
-use crate::distributed::record::JobModel;
-use crate::distributed::registry::LiveJobs;
 use crate::distributed::repository::Repository;
+use crate::fault::Scope;
 use crate::infer::{self, Engines};
 use crate::intake::Intake;
-use crate::job::{Jobs, ModelId};
+use crate::job::ModelId;
 use crate::settle::Settler;
-use crate::{InferConfig, Readiness, Role, WorkerConfig, WorkerError, metrics};
+use crate::{InferConfig, Readiness, WorkerConfig, WorkerError, metrics};
 
 /// Longest time between two looks at the jobs.
 const TICK: Duration = Duration::from_secs(1);
+/// Time before a model that could not be served is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+/// Longer than any process lives.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// A model, for rows that ask for no more than this.
+type Key = (ModelId, Capacity);
 
 /// Engines by name and version, started when first asked for.
 pub(crate) struct ModelEngines {
     repository: Arc<Repository>,
     runtime: Runtime,
     config: InferConfig,
+    live: LiveOptions,
     readiness: Readiness,
-    engines: Mutex<HashMap<ModelId, Arc<OnceCell<Arc<Engine>>>>>,
+    engines: Mutex<HashMap<Key, Arc<OnceCell<Arc<Engine>>>>>,
+    /// Models that stay loaded whatever jobs need.
+    kept: Mutex<Vec<ModelId>>,
 }
 
 impl ModelEngines {
@@ -41,15 +53,31 @@ impl ModelEngines {
         repository: Arc<Repository>,
         runtime: Runtime,
         config: InferConfig,
+        live: LiveOptions,
         readiness: Readiness,
     ) -> Self {
         Self {
             repository,
             runtime,
             config,
+            live,
             readiness,
             engines: Mutex::default(),
+            kept: Mutex::default(),
         }
+    }
+
+    /// The engine of a model that stays loaded from now on, for those who ask for rows as `wanted`.
+    ///
+    /// # Errors
+    /// As [`Engines::engine`].
+    pub(crate) async fn keep(
+        &self,
+        model: &ModelId,
+        wanted: &Wanted,
+    ) -> Result<Arc<Engine>, WorkerError> {
+        self.kept().push(model.clone());
+        self.engine(model, wanted).await
     }
 
     /// What all engines have done.
@@ -82,7 +110,7 @@ impl ModelEngines {
             let known = known.await.map_err(|_| WorkerError::Panicked {
                 what: "looking for a model",
             })??;
-            self.engine(&known.id).await?;
+            self.engine(&known.id, &Wanted::default()).await?;
         }
         Ok(())
     }
@@ -91,9 +119,10 @@ impl ModelEngines {
     pub(crate) fn trim(&self, needed: &[ModelId]) {
         let mut engines = self.lock();
         let max = self.config.max_models.get();
+        let kept = self.kept();
         let idle: Vec<_> = engines
             .keys()
-            .filter(|model| !needed.contains(model))
+            .filter(|(model, _)| !needed.contains(model) && !kept.contains(model))
             .cloned()
             .collect();
         for model in idle {
@@ -101,13 +130,17 @@ impl ModelEngines {
                 return;
             }
             let engine = engines.remove(&model);
-            tell_work(&model, engine.as_ref());
+            tell_work(&model.0, engine.as_ref());
             // Its threads are joined where that keeps nobody waiting.
             tokio::task::spawn_blocking(move || drop(engine));
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ModelId, Arc<OnceCell<Arc<Engine>>>>> {
+    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<ModelId>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<OnceCell<Arc<Engine>>>>> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,7 +150,7 @@ impl Drop for ModelEngines {
         let engines = self.lock();
         engines
             .iter()
-            .for_each(|(model, engine)| tell_work(model, Some(engine)));
+            .for_each(|((model, _), engine)| tell_work(model, Some(engine)));
     }
 }
 
@@ -138,21 +171,27 @@ fn tell_work(model: &ModelId, engine: Option<&Arc<OnceCell<Arc<Engine>>>>) {
     );
 }
 
-#[async_trait]
-impl Engines for ModelEngines {
-    async fn engine(&self, model: &ModelId) -> Result<Arc<Engine>, WorkerError> {
-        let cell = Arc::clone(self.lock().entry(model.clone()).or_default());
+impl ModelEngines {
+    async fn started(
+        &self,
+        model: &ModelId,
+        capacity: Capacity,
+    ) -> Result<Arc<Engine>, WorkerError> {
+        let cell = {
+            let mut engines = self.lock();
+            Arc::clone(engines.entry((model.clone(), capacity)).or_default())
+        };
         let start = || async {
             let _loading = self.readiness.loading();
             let (repository, runtime) = (Arc::clone(&self.repository), self.runtime.clone());
-            let (model, config) = (model.clone(), self.config.clone());
+            let (model, config, live) = (model.clone(), self.config.clone(), self.live);
             let started = tokio::task::spawn_blocking(move || {
                 let wanted = JobModel {
                     name: model.name.to_string(),
                     version: model.version.to_string(),
                 };
                 let start = Instant::now();
-                let engine = repository.start(&wanted, &runtime, &config)?;
+                let engine = repository.start(&wanted, &runtime, &config, live, capacity)?;
                 metrics::loaded(&model.name, start.elapsed());
                 tracing::info!(model = %model.name, version = %model.version, "loaded");
                 Ok::<_, WorkerError>(Arc::new(engine))
@@ -162,6 +201,17 @@ impl Engines for ModelEngines {
             })?
         };
         Ok(Arc::clone(cell.get_or_try_init(start).await?))
+    }
+}
+
+#[async_trait]
+impl Engines for ModelEngines {
+    async fn engine(&self, model: &ModelId, wanted: &Wanted) -> Result<Arc<Engine>, WorkerError> {
+        let engine = self.started(model, Capacity::default()).await?;
+        if engine.covers(wanted) {
+            return Ok(engine);
+        }
+        self.started(model, Capacity::from(wanted)).await
     }
 
     fn flush(&self) {
@@ -177,34 +227,43 @@ pub(crate) struct Context {
     pub(crate) subjects: Subjects,
     pub(crate) config: WorkerConfig,
     pub(crate) live: Arc<LiveJobs>,
-    pub(crate) jobs: Arc<dyn Jobs>,
+    pub(crate) store: JobStore,
     pub(crate) engines: Arc<ModelEngines>,
     pub(crate) settler: Settler,
 }
 
 /// Classifies tensors of all models that running jobs name, until `shutdown` fires.
 ///
+/// A model that cannot be run ends the jobs that name it, and nothing else.
+///
 /// # Errors
-/// When a model cannot be run, or a queue fails for good.
+/// When a device is lost, or a queue fails for good.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let stop = shutdown.child_token();
     let mut loops = JoinSet::new();
-    let mut served = HashSet::new();
+    let mut served: HashMap<JobModel, Instant> = HashMap::new();
     let mut changed = ctx.live.changed();
     let ended = loop {
         let needed = ctx.needed();
+        let now = Instant::now();
         for model in &needed {
-            if served.insert(Arc::clone(&model.name)) {
+            if served.get(model).is_none_or(|again| *again <= now) {
+                served.insert(model.clone(), now + FOREVER);
                 let (ctx, model, stop) = (Arc::clone(&ctx), model.clone(), stop.clone());
-                loops.spawn(async move { serve(&ctx, &model, stop).await });
+                loops.spawn(async move {
+                    let ended = serve_or_fail(&ctx, &model, stop).await;
+                    (model, ended)
+                });
             }
         }
+        let needed: Vec<_> = needed.iter().map(ModelId::from).collect();
         ctx.engines.trim(&needed);
         tokio::select! {
             () = shutdown.cancelled() => break Ok(()),
             Some(joined) = loops.join_next(), if !loops.is_empty() => match joined {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => break Err(error),
+                // It is looked at again, should another job name it.
+                Ok((model, Ok(()))) => drop(served.insert(model, Instant::now() + AGAIN_AFTER)),
+                Ok((_, Err(error))) => break Err(error),
                 Err(_) => break Err(WorkerError::Panicked { what: "the infer role" }),
             },
             _ = timeout(TICK, changed.changed()) => {}
@@ -212,26 +271,69 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
     };
     stop.cancel();
     while let Some(joined) = loops.join_next().await {
-        joined.unwrap_or(Err(WorkerError::Panicked {
+        let panicked = WorkerError::Panicked {
             what: "the infer role",
-        }))?;
+        };
+        joined.map_err(|_| panicked)?.1?;
     }
     ended
 }
 
-/// Classifies the tensors of all versions of a model. The one that is named is loaded first, so that
-/// no more is pulled than its batches take.
-async fn serve(ctx: &Context, model: &ModelId, stop: CancellationToken) -> Result<(), WorkerError> {
+/// Serves a model, or ends the jobs that name it if it cannot be run.
+async fn serve_or_fail(
+    ctx: &Context,
+    model: &JobModel,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
+    let Err(error) = serve(ctx, model, stop).await else {
+        return Ok(());
+    };
+    match error.scope() {
+        Scope::Nothing => {
+            tracing::warn!(model = model.name, %error, "the model is loaded again later");
+            return Ok(());
+        }
+        Scope::Worker => return Err(error),
+        Scope::Job(_) | Scope::Image(_) => {}
+    }
+    // In a fleet that is being rolled out, another worker may have what this one lacks.
+    let is_absent = matches!(
+        error,
+        WorkerError::OtherVersion { .. } | WorkerError::UnknownModel { .. }
+    );
+    if is_absent && ctx.is_elsewhere(model).await? {
+        tracing::warn!(model = model.name, %error, "left to workers that have it");
+        return Ok(());
+    }
+    let reason = error.to_string();
+    for job in ctx.live.running() {
+        if job.models().contains(model) {
+            let error = WorkerError::Model(reason.clone());
+            ctx.settler.jobs.fail(job.id(), error).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Classifies the tensors of a model. It is loaded first, so that no more is pulled than its batches
+/// take.
+async fn serve(
+    ctx: &Context,
+    model: &JobModel,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
     let (broker, subjects, config) = (&ctx.broker, &ctx.subjects, &ctx.config);
-    let tensors = queues::tensors_of(broker, subjects, config, &model.name).await?;
-    let engine = ctx.engines.engine(model).await?;
-    let in_hand = config.infer.tensors_in_hand(engine.stats().max_batch);
+    let engine = ctx
+        .engines
+        .engine(&model.into(), &Wanted::default())
+        .await?;
+    let tensors = queues::tensors_of(broker, subjects, config, model).await?;
+    let in_flight = config.images_in_infer(&engine);
     metrics::threads(Role::Infer.as_str(), config.infer.instances());
     drop(engine);
     let context = infer::Context {
-        intake: Intake::new(Role::Infer, tensors, in_hand),
+        intake: Intake::new(Role::Infer, tensors, in_flight),
         engines: Arc::clone(&ctx.engines) as Arc<dyn Engines>,
-        jobs: Arc::clone(&ctx.jobs),
         settler: ctx.settler.clone(),
     };
     infer::run(Arc::new(context), stop).await
@@ -239,19 +341,22 @@ async fn serve(ctx: &Context, model: &ModelId, stop: CancellationToken) -> Resul
 
 impl Context {
     /// The models of running jobs.
-    fn needed(&self) -> Vec<ModelId> {
+    fn needed(&self) -> Vec<JobModel> {
         let mut models = Vec::new();
         for job in self.live.running() {
-            for model in &job.models {
-                let id = ModelId {
-                    name: model.name.as_str().into(),
-                    version: model.version.as_str().into(),
-                };
-                if !models.contains(&id) {
-                    models.push(id);
+            for model in job.models() {
+                if !models.contains(model) {
+                    models.push(model.clone());
                 }
             }
         }
         models
+    }
+
+    /// Whether another infer worker that is alive has this version of a model.
+    async fn is_elsewhere(&self, model: &JobModel) -> Result<bool, WorkerError> {
+        let workers = presence::alive(&self.store).await?;
+        let mut others = workers.iter().filter(|worker| worker.has(Role::Infer));
+        Ok(others.any(|worker| worker.has_model(model)))
     }
 }

@@ -1,56 +1,67 @@
-//! The ingest role over the broker: takes jobs, lists each, keeps its place.
+//! The ingest role over the broker: takes jobs, begins them, lists each, keeps its place.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures::StreamExt;
-use futures::stream::{self, BoxStream};
-use tokio::time::Instant;
+use futures::stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use trommel_queue::{Delivery, Disposition, Feed, Queue};
-use trommel_storage::{Found, Source, StorageError, open_source};
-use trommel_types::{Column, Content, ImageRef, InlineImage, JobRequest};
+use trommel_queue::{Broker, Delivery, Disposition, Queue};
+use trommel_sink::SourceCheck;
+use trommel_source::{SourceOptions, open_source};
+use trommel_types::{ImageRef, JobModel, JobRequest, JobSpec, Role};
 
-use crate::distributed::feed;
-use crate::distributed::names::{Subjects, key};
-use crate::distributed::queues;
-use crate::distributed::record::{Counted, Job, JobModel, JobState, Listing};
-use crate::distributed::registry::{LiveJobs, Registry, Submitted};
+use crate::distributed::job_images::{Images, count, listed};
+use crate::distributed::job_lease::{JobLease, JobLeases, Part};
+use crate::distributed::job_store::{JobStore, OutputHolder, Submitted};
+use crate::distributed::live_jobs::LiveJobs;
+use crate::distributed::names::{Subjects, feed_consumer, kept_id};
+use crate::distributed::record::{Job, JobState, Reason, ReasonKind};
 use crate::distributed::repository::Repository;
 use crate::distributed::request::{output_of, source_options};
-use crate::error::is_transient;
+use crate::distributed::room::Room;
+use crate::distributed::sink_jobs::OpenJob;
+use crate::distributed::{added, ends, feed, queues, retry};
 use crate::fatal::Fatal;
-use crate::ingest;
+use crate::fault::Scope;
+use crate::ingest::{self, Announced, Checkpoint};
 use crate::intake::Intake;
-use crate::settle::now;
-use crate::{Progress, Role, WorkerConfig, WorkerError, metrics};
+use crate::job::ModelId;
+use crate::settle::Settler;
+use crate::{Allowed, Refusal};
+use crate::{Progress, WorkerConfig, WorkerError, metrics};
 
 /// Longest time between two notes of the place in the broker.
 const NOTE_EVERY: Duration = Duration::from_millis(500);
 /// Time before a listing that failed for the moment is taken up again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
-
-/// Images that a dry run classifies.
-const DRY_RUN_IMAGES: u64 = 512;
-/// Longest time that a dry run counts images for.
-const COUNT_FOR: Duration = Duration::from_secs(30);
+/// Times that a listing may be begun without getting further: beyond it the job is considered what ends
+/// its workers.
+const STARTS: u32 = 10;
 
 /// What the ingest role works with.
 pub(crate) struct Context {
     pub(crate) intake: Intake<JobRequest>,
     pub(crate) tasks: Arc<dyn Queue<ImageRef>>,
-    pub(crate) registry: Registry,
-    pub(crate) jobs: Arc<LiveJobs>,
+    pub(crate) settler: Settler,
+    pub(crate) store: JobStore,
+    pub(crate) leases: JobLeases,
+    pub(crate) live: Arc<LiveJobs>,
     pub(crate) repository: Arc<Repository>,
+    pub(crate) allowed: Arc<Allowed>,
+    pub(crate) open: OpenJob,
     pub(crate) config: WorkerConfig,
     pub(crate) subjects: Subjects,
-    pub(crate) broker: trommel_queue::Broker,
+    pub(crate) broker: Broker,
 }
 
 /// Lists jobs until `shutdown` fires, then notes the place of each and gives it back.
 ///
-/// A job stays in hand until its whole listing is stored, so that a killed ingest's job goes to
+/// A job stays in flight until its whole listing is stored, so that a killed ingest's job goes to
 /// another one, which goes on from the last place noted.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (in_flight, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
@@ -79,34 +90,40 @@ async fn work_on(
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
     let kept_alive = delivery.keep_alive();
-    let request = Arc::clone(delivery.message());
-    let listed = match list_one(ctx, &request, shutdown).await {
-        // The broker is out of reach: what is noted is noted.
-        Err(WorkerError::Queue(error)) => Listed::Later(error.to_string()),
-        listed => listed?,
+    let asked = Arc::clone(delivery.message());
+    let request = named(&asked);
+    // On a task of its own: a panic is the job's fault and not this loop's.
+    let listing = {
+        let (ctx, request) = (Arc::clone(ctx), Arc::clone(&request));
+        tokio::spawn(async move { list_one(&ctx, &asked, &request, shutdown).await })
     };
+    let listed = AbortOnDropHandle::new(listing).await;
+    let listed = listed.unwrap_or(Err(WorkerError::Panicked {
+        what: "listing the job",
+    }));
     let disposition = match listed {
-        Listed::Ended => Disposition::Done,
-        Listed::Stopped => Disposition::Retry {
+        Ok(Listed::Ended) => Disposition::Done,
+        Ok(Listed::Stopped) => Disposition::Retry {
             after: Duration::ZERO,
         },
-        Listed::Later(reason) => {
-            tracing::warn!(job = request.id, reason, "will be listed again");
-            ctx.registry
-                .update(&request.id, |job| {
-                    job.reason = Some(format!("waits to be listed: {reason}"));
-                    true
-                })
-                .await
-                .map(drop)
-                .unwrap_or_else(|error| tracing::warn!(%error, "the reason is not noted"));
-            Disposition::Retry { after: AGAIN_AFTER }
+        Ok(Listed::Elsewhere) => {
+            tracing::info!(job = request.id, "another ingest worker lists it");
+            Disposition::Retry {
+                after: ctx.config.sink.lease.min(AGAIN_AFTER),
+            }
         }
-        Listed::Hopeless(reason) => {
-            tracing::error!(job = request.id, reason, "the job fails");
-            fail(ctx, &request, &reason).await?;
-            Disposition::DeadLetter { reason }
-        }
+        Err(error) => match error.scope() {
+            Scope::Nothing => put_off(ctx, &request, error.to_string()).await,
+            Scope::Job(kind) => {
+                let reason = Reason::new(kind, error.to_string());
+                tracing::error!(job = request.id, %error, "the job fails");
+                ends::fail(&ctx.store, &ctx.broker, &ctx.subjects, &request.id, reason).await?;
+                Disposition::DeadLetter {
+                    reason: error.to_string(),
+                }
+            }
+            Scope::Image(_) | Scope::Worker => return Err(error),
+        },
     };
     drop(kept_alive);
     metrics::settled(Role::Ingest.as_str(), &disposition);
@@ -116,112 +133,144 @@ async fn work_on(
     Ok(())
 }
 
+/// The request under an id that records may have: one with another id is kept too, as a job that fails,
+/// so that its sender finds it.
+fn named(request: &Arc<JobRequest>) -> Arc<JobRequest> {
+    match kept_id(request) {
+        Cow::Borrowed(_) => Arc::clone(request),
+        Cow::Owned(id) => {
+            let mut renamed = JobRequest::clone(request);
+            renamed.id = id;
+            Arc::new(renamed)
+        }
+    }
+}
+
+async fn put_off(ctx: &Context, request: &JobRequest, reason: String) -> Disposition {
+    tracing::warn!(job = request.id, reason, "will be listed again");
+    let waits = Reason::new(ReasonKind::Waiting, format!("waits to be listed: {reason}"));
+    let noted = ctx.store.update(&request.id, |job| {
+        let changes = !job.state.is_final() && job.reason.as_ref() != Some(&waits);
+        if changes {
+            job.reason = Some(waits.clone());
+        }
+        changes
+    });
+    if let Err(error) = noted.await {
+        tracing::warn!(%error, "the reason is not noted");
+    }
+    Disposition::Retry { after: AGAIN_AFTER }
+}
+
 /// What became of a listing.
 enum Listed {
     /// Nothing is left to list.
     Ended,
     /// This process stops.
     Stopped,
-    /// The source cannot be listed for the moment.
-    Later(String),
-    /// The job cannot be done.
-    Hopeless(String),
+    /// Another ingest worker lists it, or did until a moment ago.
+    Elsewhere,
 }
 
-impl Listed {
-    /// By whether another attempt may cure the error.
-    fn failed(error: WorkerError) -> Result<Self, WorkerError> {
-        match error {
-            WorkerError::Storage(error) if is_transient(&error) => {
-                Ok(Self::Later(error.to_string()))
-            }
-            WorkerError::Queue(error) => Err(error.into()),
-            error => Ok(Self::Hopeless(error.to_string())),
-        }
-    }
-}
-
-async fn fail(ctx: &Context, request: &JobRequest, reason: &str) -> Result<(), WorkerError> {
-    let ended = ctx
-        .registry
-        .end(&request.id, JobState::Failed, Some(reason));
-    if let Some(job) = ended.await? {
-        crate::distributed::events::ended(&ctx.broker, &ctx.subjects, &job).await;
-    }
-    Ok(())
-}
-
+/// Lists the job that was `asked` for, under the id of `request`.
 async fn list_one(
     ctx: &Arc<Context>,
+    asked: &JobRequest,
     request: &Arc<JobRequest>,
     shutdown: CancellationToken,
 ) -> Result<Listed, WorkerError> {
-    let problems = request.problems();
-    if !problems.is_empty() {
-        let reason = format!("the request cannot be carried out: {}", problems.join("; "));
-        return Ok(Listed::Hopeless(reason));
+    match ctx.store.create(request).await? {
+        Submitted::Taken => {
+            tracing::error!(
+                job = request.id,
+                "another job has this id; the request is dropped"
+            );
+            return Ok(Listed::Ended);
+        }
+        Submitted::New | Submitted::Before => {}
     }
-    if ctx.registry.create(request).await? == Submitted::Taken {
-        tracing::error!(
-            job = request.id,
-            "another job has this id; the request is dropped"
-        );
+    let problems = asked.problems();
+    if !problems.is_empty() {
+        return Err(WorkerError::Request(format!(
+            "the request cannot be carried out: {}",
+            problems.join("; ")
+        )));
+    }
+    if ctx
+        .live
+        .find(&request.id)
+        .await?
+        .is_some_and(|job| job.state.is_final())
+    {
         return Ok(Listed::Ended);
     }
+    let Some((lease, progress)) = ctx.leases.take(&request.id, Part::Listing).await? else {
+        return Ok(Listed::Elsewhere);
+    };
+    if progress.listing.starts > STARTS {
+        return Err(WorkerError::Attempts { starts: STARTS });
+    }
+    let ended = list_held(ctx, request, &lease, shutdown).await;
+    // One that ends this process says nothing about the job: the next start counts.
+    if !matches!(&ended, Err(WorkerError::LeaseLost)) {
+        lease.change(|progress| progress.listing.starts = 0).await?;
+        lease.release().await?;
+    }
+    ended
+}
+
+/// Opens what the job names, begins it if nobody has, and lists it.
+async fn list_held(
+    ctx: &Arc<Context>,
+    request: &Arc<JobRequest>,
+    lease: &JobLease,
+    shutdown: CancellationToken,
+) -> Result<Listed, WorkerError> {
+    let request = JobRequest::clone(request);
     let opened = {
-        let (ctx, request) = (Arc::clone(ctx), Arc::clone(request));
+        let (ctx, request) = (Arc::clone(ctx), request.clone());
         tokio::task::spawn_blocking(move || open(&ctx, &request))
     };
-    let opened = opened.await.map_err(|_| WorkerError::Panicked {
-        what: "opening a source",
-    })?;
-    let (mut images, models) = match opened {
-        Ok(opened) => opened,
-        Err(error) => return Listed::failed(error),
-    };
+    let (mut images, models) = opened.await.map_err(|_| WorkerError::Panicked {
+        what: "opening the source or the models",
+    })??;
     if let Some(subject) = feed::subject_of(&request.sources) {
-        match ctx.broker.feed(subject).await {
-            Ok(feed) => images = Images::Feed(Box::new(feed)),
-            Err(error) => return Ok(Listed::Hopeless(error.to_string())),
-        }
+        let feed = ctx.broker.feed(subject, &feed_consumer(&request.id)).await;
+        let feed = feed.map_err(|error| WorkerError::Request(error.to_string()))?;
+        images = Some(Images::Feed(Box::new(feed)));
     }
-    let Some(job) = begin(ctx, request, &images, &models).await? else {
+    let images = images.ok_or_else(no_sources)?;
+    let Some(job) = begin(ctx, &request, &images, models, lease).await? else {
         return Ok(Listed::Ended);
     };
-    list(ctx, &job, images, shutdown).await
+    list(ctx, &job, &request, images, lease, shutdown).await
 }
 
-/// Where the images of a job come from, besides its request.
-enum Images {
-    None,
-    Source(Arc<dyn Source>),
-    Feed(Box<Feed>),
+/// Requests without sources are refused when they come; one of an older release may be stored.
+fn no_sources() -> WorkerError {
+    WorkerError::Request("the job names no sources; submit it again with some".to_owned())
 }
 
-impl Images {
-    /// In words, for rows and people.
-    fn describe(&self, request: &JobRequest) -> String {
-        match self {
-            Self::None => "images in the request".to_owned(),
-            Self::Source(source) => source.describe(),
-            Self::Feed(_) => request.sources.concat(),
-        }
+/// Opens everything that the job names, so that what is wrong with it is reported at once; a feed is opened
+/// by the caller.
+fn open(
+    ctx: &Context,
+    request: &JobRequest,
+) -> Result<(Option<Images>, Vec<JobModel>), WorkerError> {
+    let refused = |refusal: Refusal| WorkerError::Request(refusal.to_string());
+    for source in &request.sources {
+        ctx.allowed.check_source(source).map_err(refused)?;
     }
-
-    fn columns(&self) -> Vec<Column> {
-        match self {
-            Self::None => Vec::new(),
-            Self::Source(source) => source.columns().to_vec(),
-            Self::Feed(_) => feed::columns(),
-        }
+    if !request.options.dry_run {
+        ctx.allowed.check_output(&request.output).map_err(refused)?;
     }
-}
-
-/// Opens everything that the job names, so that what is wrong with it is told at once.
-fn open(ctx: &Context, request: &JobRequest) -> Result<(Images, Vec<JobModel>), WorkerError> {
     let mut models = Vec::new();
     for name in &request.models {
         let known = ctx.repository.model(name)?;
+        let plan = known.plan(request.rows.reference)?;
+        if !known.is_prompt() {
+            plan.shape().ok_or_else(|| known.without_shape())?;
+        }
         models.push(JobModel {
             name: name.clone(),
             version: known.id.version.to_string(),
@@ -230,165 +279,296 @@ fn open(ctx: &Context, request: &JobRequest) -> Result<(Images, Vec<JobModel>), 
     }
     let images = match request.sources.as_slice() {
         // Opened by its caller, who may ask the broker.
-        _ if feed::subject_of(&request.sources).is_some() => Images::None,
-        [] => Images::None,
-        sources => Images::Source(open_source(sources, &source_options(request, &ctx.config))?),
+        _ if feed::subject_of(&request.sources).is_some() => None,
+        [] => None,
+        sources => {
+            let options = SourceOptions {
+                rule: Arc::clone(&ctx.allowed).rule(),
+                ..source_options(request, &ctx.config)
+            };
+            Some(Images::Source(open_source(sources, &options)?))
+        }
     };
     Ok((images, models))
 }
 
-/// Marks the job as running; `None` if it has ended already.
+/// Marks the job as running, with the spec that it has from here on; `None` if it has ended already.
 async fn begin(
     ctx: &Context,
     request: &JobRequest,
     images: &Images,
-    models: &[JobModel],
+    models: Vec<JobModel>,
+    lease: &JobLease,
 ) -> Result<Option<Job>, WorkerError> {
-    let (described, columns) = (images.describe(request), images.columns());
-    let job = ctx.registry.update(&request.id, |job| {
-        let begins = job.state == JobState::Queued;
-        if begins {
-            job.state = JobState::Running;
-            job.reason = None;
-            job.started_at = Some(now());
-            job.source.clone_from(&described);
-            job.columns.clone_from(&columns);
-            job.models = models.to_vec();
+    let found = ctx.store.job(&request.id).await?;
+    if let Some(job) = found.filter(|job| job.state != JobState::Queued) {
+        return Ok(Some(job).filter(|job| job.state == JobState::Running));
+    }
+    if let Some(retry) = &request.options.retry {
+        return retry::begin(ctx, request, retry, lease).await;
+    }
+    if !request.options.dry_run {
+        take_output(ctx, request, |_| None).await?;
+    }
+    let mut spec = JobSpec {
+        run: format!("{:08x}", rand::random::<u32>()),
+        base: None,
+        source: images.describe(request),
+        columns: images.columns(),
+        answers: ctx.repository.answers(&models),
+        models,
+        request: request.clone(),
+    };
+    if spec.request.options.skip_existing {
+        spec.base = added::base(ctx, &spec).await?;
+    }
+    ctx.store.begin(&spec).await
+}
+
+/// Gives the output to this job: one job at a time writes to it. A job that has ended keeps it until its
+/// last sink has let go, so that no late part meets the rows of this one. `refusal` says why the output
+/// is not to be taken from a job, if it is not.
+pub(crate) async fn take_output(
+    ctx: &Context,
+    request: &JobRequest,
+    refusal: impl Fn(&Job) -> Option<String>,
+) -> Result<(), WorkerError> {
+    let output = request.output.as_str();
+    if output.starts_with("postgres") {
+        return Ok(()); // the job is part of each row's key
+    }
+    loop {
+        let holder = ctx.store.output_holder(output).await?;
+        let revision = holder.as_ref().map_or(0, |(_, revision)| *revision);
+        let mut next = OutputHolder {
+            job: request.id.clone(),
+            last: holder.as_ref().map_or(0, |(holder, _)| holder.last),
+            number: None,
+        };
+        if let Some((holder, _)) = &holder
+            && holder.job == request.id
+        {
+            next = holder.clone();
         }
-        begins
-    });
-    Ok(job.await?.filter(|job| job.state == JobState::Running))
+        if let Some((holder, _)) = holder
+            && holder.job != request.id
+            && let Some(other) = ctx.store.job(&holder.job).await?
+        {
+            let id = other.id();
+            if let Some(reason) = refusal(&other) {
+                return Err(WorkerError::Request(reason));
+            }
+            if !other.state.is_final() {
+                return Err(WorkerError::Request(format!(
+                    "job {id} writes to {output}; wait for its end, cancel it, or choose another output"
+                )));
+            }
+            // Whoever held a part of it before finds a higher fence, and changes nothing any more.
+            if !ctx.leases.close(id).await? {
+                return Err(WorkerError::OutputBusy {
+                    output: output.to_owned(),
+                    job: id.to_owned(),
+                });
+            }
+        }
+        if ctx.store.set_holder(output, &next, revision).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// The checkpoint in the broker.
+struct Noted {
+    lease: JobLease,
+    room: Room,
+    /// Whether the listing has waited for room.
+    has_waited: AtomicBool,
+}
+
+#[async_trait]
+impl Checkpoint for Noted {
+    async fn announce(&self, to: Announced) -> Result<(), WorkerError> {
+        let noted = self
+            .lease
+            .change(|progress| progress.listing.announced = to);
+        noted.await.map(drop)
+    }
+
+    async fn room(&self) -> Result<u64, WorkerError> {
+        let room = self.room.look().await?;
+        if room > 0 {
+            return Ok(room);
+        }
+        // One that waits for others to work is not what ends its workers.
+        if !self.has_waited.swap(true, Ordering::Relaxed) {
+            let waits = self.lease.change(|progress| progress.listing.starts = 0);
+            waits.await?;
+        }
+        self.room.wait().await
+    }
 }
 
 /// Lists a job from its last place on, and notes the place as it goes.
 async fn list(
     ctx: &Arc<Context>,
     job: &Job,
+    request: &JobRequest,
     images: Images,
+    lease: &JobLease,
     shutdown: CancellationToken,
 ) -> Result<Listed, WorkerError> {
-    let id = job.request.id.as_str();
-    let mut known = ctx.registry.listing(id).await?;
+    let id = job.id();
+    let mut known = lease.change(|_| ()).await?.listing;
     if known.ended {
         return Ok(Listed::Ended);
     }
-    if let (true, None, Images::Source(source)) =
-        (job.request.options.dry_run, known.counted, &images)
+    if let (true, None, Images::Source(source)) = (request.options.dry_run, known.counted, &images)
     {
-        known.counted = Some(count(source.as_ref()).await?);
-        ctx.registry.put(&key::listing(id), &known).await?;
+        let counted = count(source.as_ref()).await?;
+        let noted = lease.change(|progress| progress.listing.counted = Some(counted));
+        known = noted.await?.listing;
     }
-    let models: Vec<_> = job.models.iter().map(|model| model.name.clone()).collect();
-    queues::ensure_consumers(&ctx.broker, &ctx.subjects, &ctx.config, &models).await?;
+    queues::ensure_consumers(&ctx.broker, &ctx.subjects, &ctx.config, job.models()).await?;
     let stop = shutdown.child_token();
     let progress = Arc::new(Progress::default());
+    let is_feed = matches!(images, Images::Feed(_));
+    let retry = request.options.retry.as_ref();
+    let stored = match retry {
+        None if job.adds() => known.passed.unwrap_or_default(),
+        None => known.listed,
+        Some(_) => 0, // its rows say what is done
+    };
     let listing = Arc::new(ingest::Context {
         job: id.into(),
-        lane: job.request.lane,
+        lane: job.lane(),
         output: Arc::clone(&ctx.tasks),
         window: ctx.config.ingest.publish_window.get(),
-        place: ingest::Place::at(known.listed, known.last_uri),
-        mark: match images {
-            Images::Feed(_) => feed::mark,
-            _ => ingest::uri_of,
+        start: ingest::Start {
+            first: if is_feed { known.listed } else { 0 },
+            stored,
+            announced: if is_feed || retry.is_some() {
+                Announced::default()
+            } else {
+                known.announced
+            },
+            generation: match known.generation {
+                0 => String::new(),
+                generation => format!("-{generation}"),
+            },
         },
+        place: ingest::Place::at(stored),
+        checkpoint: Arc::new(Noted {
+            lease: lease.clone(),
+            room: ctx.room(job),
+            has_waited: AtomicBool::new(false),
+        }),
+        mark: if is_feed { feed::mark } else { ingest::no_mark },
+        fails: Some((ctx.settler.clone(), models_of(job))),
         progress: Arc::clone(&progress),
     });
-    let images = listed(&job.request, &images, &ctx.config, listing.place.get());
-    let running = ingest::run(
-        Arc::clone(&listing),
-        images,
-        ingest::Choice::Resume(Box::default()),
-        stop.clone(),
-    );
+    let feed = match &images {
+        Images::Feed(feed) => Some(feed.as_ref().clone()),
+        _ => None,
+    };
+    let mut images = listed(request, &images, &ctx.config, known.mark);
+    let choice = match retry {
+        None if job.adds() => ingest::Choice::Extend(added::existing(ctx, job).await?),
+        None => ingest::Choice::Resume(Box::new(committed(ctx, job, known.generation).await?)),
+        Some(retry) => {
+            let again = retry::images(ctx, job, retry).await?;
+            if again.is_empty() {
+                images = stream::empty().boxed(); // all of them have their new rows
+            }
+            ingest::Choice::Retry(Box::new(again))
+        }
+    };
+    let running = ingest::run(Arc::clone(&listing), images, choice, stop.clone());
     let mut running = AbortOnDropHandle::new(tokio::spawn(running));
-    let key = key::listing(id);
     let ended = loop {
         let joined = tokio::time::timeout(NOTE_EVERY, &mut running).await;
-        let (listed, last_uri) = listing.place.get();
-        let ended = progress.total().is_some();
-        let note = Listing {
-            listed,
-            last_uri,
-            ended,
-            counted: known.counted,
+        let (passed, mark) = listing.place.get();
+        // Not all that was looked at is one of the job's.
+        let listed = match retry.is_some() || job.adds() {
+            false => passed,
+            true => progress.listed(),
         };
-        ctx.registry.put(&key, &note).await?;
+        let passed = job.adds().then_some(passed);
+        let ended = progress.total().is_some();
+        let noted = lease.change(|progress| {
+            if listed > progress.listing.listed || passed > progress.listing.passed {
+                progress.listing.starts = 0;
+            }
+            progress.listing.listed = listed;
+            progress.listing.passed = passed;
+            progress.listing.mark = Some(mark.clone()).filter(|mark| !mark.is_empty());
+            progress.listing.ended = ended;
+        });
+        match noted.await {
+            Ok(_) => {}
+            // What is published twice is dropped by its id, and by the sink.
+            Err(WorkerError::Queue(error)) => {
+                tracing::warn!(job = id, %error, "the listing's place is not noted");
+                if joined.is_ok() {
+                    return Err(error.into());
+                }
+            }
+            Err(error) => return Err(error),
+        }
         if let Ok(joined) = joined {
             break joined.unwrap_or(Err(WorkerError::Panicked { what: "a listing" }));
         }
-        if ctx.jobs.known(id).is_some_and(|job| job.state.is_final()) {
+        if ctx.live.is_over(id) {
             stop.cancel(); // nobody waits for the rest
         }
     };
-    match ended {
-        Ok(()) if progress.total().is_none() && shutdown.is_cancelled() => Ok(Listed::Stopped),
-        Ok(()) => Ok(Listed::Ended),
-        Err(error) => Listed::failed(error),
+    if let (Some(feed), false) = (feed, shutdown.is_cancelled()) {
+        feed.remove().await?;
     }
+    ended?;
+    Ok(
+        match progress.total().is_none() && shutdown.is_cancelled() {
+            true => Listed::Stopped,
+            false => Listed::Ended,
+        },
+    )
 }
 
-/// Counts the images of a source, as far as it can be done in reasonable time.
-async fn count(source: &dyn Source) -> Result<Counted, WorkerError> {
-    let (deadline, mut listing) = (Instant::now() + COUNT_FOR, source.list());
-    let mut images = 0;
-    loop {
-        match tokio::time::timeout_at(deadline, listing.next()).await {
-            Ok(Some(found)) => {
-                found?;
-                images += 1;
-            }
-            ended => {
-                let is_all = ended.is_ok();
-                return Ok(Counted { images, is_all });
-            }
-        }
-    }
-}
-
-/// The images of a job from a place on: those in the request first, then those of its source.
-fn listed(
-    request: &JobRequest,
-    images: &Images,
-    config: &WorkerConfig,
-    (index, last_uri): (u64, Option<String>),
-) -> BoxStream<'static, Result<Found, StorageError>> {
-    let source = match images {
-        Images::None => None,
-        Images::Source(source) => Some(source),
-        Images::Feed(feed) => {
-            let options = source_options(request, config);
-            return feed::images(feed.as_ref().clone(), last_uri.as_deref(), options);
-        }
+/// What of a job need not be listed again: nothing the first time, and later the rows of its model. Of a
+/// job of several models all images are, and those that have their rows are dropped by the sinks.
+async fn committed(ctx: &Context, job: &Job, generation: u32) -> Result<SourceCheck, WorkerError> {
+    let [model] = job.models() else {
+        return Ok(SourceCheck::default());
     };
-    let inline = request.images.len() as u64;
-    let brought: Vec<_> = request
-        .images
-        .iter()
-        .skip(usize::try_from(index).unwrap_or(usize::MAX))
-        .map(|image| Ok(found(image)))
-        .collect();
-    let rest = match (source, index.saturating_sub(inline)) {
-        (None, _) => stream::empty().boxed(),
-        (Some(source), 0) => source.list(),
-        (Some(source), passed) => source.list_from(passed, last_uri),
-    };
-    let all = stream::iter(brought).chain(rest);
-    if request.options.dry_run {
-        let left = DRY_RUN_IMAGES.saturating_sub(index);
-        return all
-            .take(usize::try_from(left).unwrap_or(usize::MAX))
-            .boxed();
+    if generation == 0 || job.spec.request.options.dry_run {
+        return Ok(SourceCheck::default());
     }
-    all.boxed()
+    let progress = ctx.store.progress(job.id()).await?;
+    let rows = progress.rows.get(&model.name);
+    let preconditions = rows.map(|rows| rows.preconditions).unwrap_or_default();
+    let opened = (ctx.open)(job, model, preconditions).await?;
+    Ok(opened.sink.source_check())
 }
 
-fn found(image: &InlineImage) -> Found {
-    Found {
-        uri: image.uri.clone(),
-        content: Content::Inline(image.bytes.clone()),
-        etag: None,
-        size: Some(image.bytes.len() as u64),
-        columns: Vec::new(),
+fn models_of(job: &Job) -> Vec<ModelId> {
+    let models = job.models().iter();
+    models.map(ModelId::from).collect()
+}
+
+impl Context {
+    fn room(&self, job: &Job) -> Room {
+        let bytes = job.models().iter().map(|model| {
+            let reference = job.spec.request.rows.reference;
+            let plan = self.repository.planned(model, reference).ok();
+            let shape = plan.and_then(|model| model.plan.shape());
+            shape.map_or(0, |shape| shape.len() as u64)
+        });
+        Room {
+            broker: self.broker.clone(),
+            config: self.config.broker.clone(),
+            tasks: self.subjects.tasks(job.lane(), job.id()),
+            tensors: self.subjects.tensors_of_job(job.lane(), job.id()),
+            results: self.subjects.results(job.id(), "*"),
+            tensor_bytes: bytes.sum::<u64>().max(1),
+        }
     }
 }

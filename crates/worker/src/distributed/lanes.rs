@@ -11,14 +11,14 @@ use trommel_types::{Lane, Message};
 
 /// A queue for each lane. A pull takes what is in the most urgent lane that has something.
 pub(crate) struct Lanes<T> {
-    /// In the order of [`Lane::ALL`].
+    /// In the order of [`Lane::OF_JOBS`].
     queues: [Arc<dyn Queue<T>>; 3],
     lane_of: fn(&T) -> Lane,
     pulls: AtomicUsize,
 }
 
 impl<T: Message> Lanes<T> {
-    /// `queues` in the order of [`Lane::ALL`]; `lane_of` says where a message goes.
+    /// `queues` in the order of [`Lane::OF_JOBS`]; `lane_of` says where a message goes.
     pub(crate) fn new(queues: [Arc<dyn Queue<T>>; 3], lane_of: fn(&T) -> Lane) -> Self {
         Self {
             queues,
@@ -31,14 +31,14 @@ impl<T: Message> Lanes<T> {
 #[async_trait]
 impl<T: Message> Queue<T> for Lanes<T> {
     async fn publish(&self, id: &str, message: T) -> Result<Published, QueueError> {
-        let lane = (self.lane_of)(&message) as usize;
+        let lane = (self.lane_of)(&message).place_of_job();
         self.queues[lane].publish(id, message).await
     }
 
     async fn pull(&self, limit: usize, expiry: Duration) -> Result<Vec<Delivery<T>>, QueueError> {
         let pull = self.pulls.fetch_add(1, Ordering::Relaxed);
         for lane in Lane::order(pull) {
-            let pulled = self.queues[lane as usize]
+            let pulled = self.queues[lane.place_of_job()]
                 .pull(limit, Duration::ZERO)
                 .await?;
             if !pulled.is_empty() {

@@ -1,65 +1,160 @@
-//! The models of each job, for preprocess.
+//! The models of each job, for preprocess and infer.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use trommel_infer::Wanted;
+use trommel_queue::Broker;
 
 use crate::WorkerError;
-use crate::distributed::record::{Job, JobState};
-use crate::distributed::registry::{LiveJobs, Registry};
+use crate::distributed::ends;
+use crate::distributed::job_store::JobStore;
+use crate::distributed::live_jobs::LiveJobs;
+use crate::distributed::names::Subjects;
+use crate::distributed::record::{Job, JobState, Reason, ReasonKind};
 use crate::distributed::repository::Repository;
-use crate::job::{JobPlan, Jobs};
+use crate::fault::Scope;
+use crate::job::{JobPlan, Jobs, Planned};
 
 /// Looks jobs up in the broker and their models in the repository; remembers both.
 pub(crate) struct PlannedJobs {
-    pub(crate) jobs: Arc<LiveJobs>,
-    pub(crate) registry: Registry,
-    pub(crate) repository: Arc<Repository>,
-    pub(crate) planned: Mutex<HashMap<String, JobPlan>>,
+    live: Arc<LiveJobs>,
+    store: JobStore,
+    broker: Broker,
+    subjects: Subjects,
+    repository: Arc<Repository>,
+    /// Largest tensor that a message may hold; none where tensors do not travel.
+    max_tensor: Option<usize>,
+    planned: Mutex<HashMap<String, JobPlan>>,
+    rows: Mutex<HashMap<String, Arc<Wanted>>>,
 }
 
 impl PlannedJobs {
-    async fn job(&self, id: &str) -> Result<Option<Arc<Job>>, WorkerError> {
-        match self.jobs.find(id).await? {
-            // Tasks are there, so that is old news.
-            Some(job) if job.state == JobState::Queued => {
-                Ok(self.registry.job(id).await?.map(Arc::new))
-            }
-            job => Ok(job),
+    pub(crate) fn new(
+        live: Arc<LiveJobs>,
+        store: JobStore,
+        broker: Broker,
+        subjects: Subjects,
+        repository: Arc<Repository>,
+        max_tensor: Option<usize>,
+    ) -> Self {
+        Self {
+            live,
+            store,
+            broker,
+            subjects,
+            repository,
+            max_tensor,
+            planned: Mutex::default(),
+            rows: Mutex::default(),
         }
     }
 
-    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<String, JobPlan>> {
+    fn remembered(&self) -> MutexGuard<'_, HashMap<String, JobPlan>> {
         self.planned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known_rows(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One value for all rows of a job: engines compare it by its place in memory.
+    fn remember_rows(&self, job: &Job) -> Arc<Wanted> {
+        let mut known = self.known_rows();
+        known.retain(|id, _| !self.live.is_over(id));
+        let rows = known.entry(job.id().to_owned());
+        Arc::clone(rows.or_insert_with(|| Arc::new(Wanted::from(&job.spec.request.rows))))
+    }
+
+    async fn make(&self, job: Arc<Job>) -> Result<JobPlan, WorkerError> {
+        let (repository, max_tensor) = (Arc::clone(&self.repository), self.max_tensor);
+        let plan = tokio::task::spawn_blocking(move || {
+            let reference = job.spec.request.rows.reference;
+            let options = &job.spec.request.options;
+            let models = job.models().iter().map(|model| {
+                let planned = repository.planned(model, reference)?;
+                if let Some(max) = max_tensor {
+                    Repository::check_payload(&planned, max)?;
+                }
+                Ok(planned)
+            });
+            Ok::<_, WorkerError>(JobPlan {
+                models: models.collect::<Result<_, WorkerError>>()?,
+                mode: job.spec.request.rows.mode,
+                rows: Arc::new(Wanted::from(&job.spec.request.rows)),
+                columns: job.spec.columns.len(),
+                image_deadline: options.image_deadline_ms.map(Duration::from_millis),
+            })
+        });
+        plan.await.map_err(|_| WorkerError::Panicked {
+            what: "loading a model's plan",
+        })?
     }
 }
 
 #[async_trait]
 impl Jobs for PlannedJobs {
-    async fn plan(&self, id: &str) -> Result<Option<JobPlan>, WorkerError> {
-        let Some(job) = self.job(id).await?.filter(|job| !job.state.is_final()) else {
-            self.remembered().remove(id);
-            return Ok(None);
+    async fn plan(&self, id: &str) -> Result<Planned, WorkerError> {
+        let Some(job) = self.live.find(id).await? else {
+            return Ok(Planned::Unknown);
         };
-        if let Some(plan) = self.remembered().get(id) {
-            return Ok(Some(plan.clone()));
+        if job.state.is_final() {
+            self.remembered().remove(id);
+            return Ok(Planned::Over);
         }
-        let repository = Arc::clone(&self.repository);
-        let plan = tokio::task::spawn_blocking(move || {
-            let models = job.models.iter().map(|model| repository.planned(model));
-            Ok::<_, WorkerError>(JobPlan {
-                models: models.collect::<Result<_, _>>()?,
-            })
-        });
-        let plan = plan.await.map_err(|_| WorkerError::Panicked {
-            what: "loading a model's plan",
-        })??;
+        if let Some(plan) = self.remembered().get(id) {
+            return Ok(Planned::Running(plan.clone()));
+        }
+        if job.state == JobState::Queued {
+            // Tasks are there, so the record says more by now than what was read.
+            return Err(WorkerError::NotBegun { job: id.to_owned() });
+        }
+        let plan = self.make(job).await?;
         self.remembered().insert(id.to_owned(), plan.clone());
-        Ok(Some(plan))
+        Ok(Planned::Running(plan))
+    }
+
+    async fn rows(&self, id: &str) -> Result<Arc<Wanted>, WorkerError> {
+        if let Some(rows) = self.known_rows().get(id) {
+            return Ok(Arc::clone(rows));
+        }
+        match self.live.find(id).await? {
+            Some(job) => Ok(self.remember_rows(&job)),
+            None => Err(WorkerError::NotBegun { job: id.to_owned() }),
+        }
+    }
+
+    async fn columns(&self, id: &str) -> Result<usize, WorkerError> {
+        match self.live.find(id).await? {
+            Some(job) => Ok(job.spec.columns.len()),
+            None => Err(WorkerError::NotBegun { job: id.to_owned() }),
+        }
     }
 
     fn is_over(&self, id: &str) -> bool {
-        self.jobs.known(id).is_some_and(|job| job.state.is_final())
+        self.live.is_over(id)
+    }
+
+    async fn fail(&self, id: &str, error: WorkerError) -> Result<(), WorkerError> {
+        let kind = match error.scope() {
+            Scope::Job(kind) => kind,
+            _ => ReasonKind::Request,
+        };
+        tracing::error!(job = id, %error, "the job fails");
+        self.remembered().remove(id);
+        let reason = Reason::new(kind, error.to_string());
+        ends::fail(&self.store, &self.broker, &self.subjects, id, reason).await
+    }
+
+    async fn try_again(
+        &self,
+        stage: &'static str,
+        job: &str,
+        message: &str,
+        _: u32,
+    ) -> Result<u32, WorkerError> {
+        self.store.try_again(stage, job, message).await
     }
 }

@@ -1,17 +1,20 @@
 //! Workers that are alive, and the models they hold.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+use trommel_types::{JobModel, Role};
 
-use crate::WorkerError;
+use crate::clock::now;
+use crate::distributed::job_store::{JobStore, json};
 use crate::distributed::names::key;
-use crate::distributed::registry::Registry;
 use crate::distributed::repository::Repository;
-use crate::distributed::worker::Role;
-use crate::settle::now;
+use crate::reports::PutOff;
+use crate::request_times::RequestWork;
+use crate::{TimeCounts, WorkerError};
 
 /// Time between two signs of life.
 const BEAT: Duration = Duration::from_secs(2);
@@ -25,13 +28,22 @@ pub struct Presence {
     pub id: String,
     /// What it does.
     pub roles: Vec<Role>,
-    /// Versions of the models in its repository, by name.
-    pub models: BTreeMap<String, String>,
+    /// Versions of the models in its repository, by name: the newest first.
+    pub models: BTreeMap<String, Vec<String>>,
     /// When it was last alive, in microseconds since the Unix epoch, UTC.
     pub seen_at: i64,
     /// What it has done since its start, by role.
     #[serde(default)]
     pub work: Vec<StageWork>,
+    /// How long its work took, by kind of work, since its start.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub times: BTreeMap<String, TimeCounts>,
+    /// What it last reported about images that it put off, one for each job and stage.
+    #[serde(default)]
+    pub put_off: Vec<PutOff>,
+    /// What requests to it took, by entrance.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<RequestWork>,
 }
 
 /// What a process has done in a role since its start.
@@ -47,56 +59,68 @@ pub struct StageWork {
     pub busy_seconds: f64,
 }
 
+/// Removes the records of workers that are not alive any more.
+pub(crate) async fn tidy(store: &JobStore) -> Result<(), WorkerError> {
+    for entry in store.kv().scan(key::WORKERS).await? {
+        let worker = serde_json::from_slice::<Presence>(&entry.value);
+        if worker.is_ok_and(|worker| !worker.is_alive()) {
+            store.kv().remove(&entry.key).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Workers that are alive.
+pub(crate) async fn alive(store: &JobStore) -> Result<Vec<Presence>, WorkerError> {
+    let mut alive = Vec::new();
+    for entry in store.kv().scan(key::WORKERS).await? {
+        match serde_json::from_slice::<Presence>(&entry.value) {
+            Ok(worker) if worker.is_alive() => alive.push(worker),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the record of a worker cannot be read"),
+        }
+    }
+    Ok(alive)
+}
+
 impl Presence {
-    /// Makes this process known, unless it contradicts one that is alive.
+    /// Makes this process known.
     ///
     /// # Errors
-    /// When another worker has another content under the same name of a model.
+    /// When the broker cannot be asked.
     pub(crate) async fn announce(
-        registry: &Registry,
+        store: &JobStore,
         roles: &[Role],
         repository: &Repository,
     ) -> Result<Self, WorkerError> {
-        let mut models = BTreeMap::new();
-        for name in repository.names_here() {
-            // One that cannot be read is told when a job names it.
-            if let Ok(model) = repository.model_here(&name) {
-                models.insert(name, model.id.version.to_string());
-            }
-        }
         let mine = Self {
             id: uuid::Uuid::now_v7().to_string(),
             roles: roles.to_vec(),
-            models,
+            models: repository.versions_here(),
             seen_at: now(),
             work: Vec::new(),
+            times: BTreeMap::new(),
+            put_off: Vec::new(),
+            requests: Vec::new(),
         };
-        for key in registry.kv().keys(key::WORKERS).await? {
-            let Some((other, _)) = registry.read::<Self>(&key).await? else {
-                continue;
-            };
-            if other.is_alive() {
-                mine.check(&other)?;
-            } else {
-                registry.kv().purge(&key).await?;
-            }
-        }
-        registry.put(&key::worker(&mine.id), &mine).await?;
+        mine.write(store).await?;
         Ok(mine)
     }
 
-    /// Workers that gave a sign of life not long ago.
-    pub(crate) async fn alive(registry: &Registry) -> Result<Vec<Self>, WorkerError> {
-        let mut alive = Vec::new();
-        for key in registry.kv().keys(key::WORKERS).await? {
-            let worker = registry.read::<Self>(&key).await?;
-            alive.extend(worker.map(|(worker, _)| worker).filter(Self::is_alive));
-        }
-        Ok(alive)
+    async fn write(&self, store: &JobStore) -> Result<(), WorkerError> {
+        store.kv().put(&key::worker(&self.id), json(self)).await?;
+        Ok(())
     }
 
-    pub(crate) fn has(&self, role: Role) -> bool {
+    /// Whether it holds a role.
+    pub fn has(&self, role: Role) -> bool {
         self.roles.contains(&role)
+    }
+
+    /// Whether its repository holds this version of a model.
+    pub(crate) fn has_model(&self, model: &JobModel) -> bool {
+        let versions = self.models.get(&model.name);
+        versions.is_some_and(|versions| versions.contains(&model.version))
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -107,46 +131,43 @@ impl Presence {
         let age = now().saturating_sub(self.seen_at);
         u64::try_from(age).is_ok_and(|age| Duration::from_micros(age) < DEAD_AFTER) || age < 0
     }
-
-    fn check(&self, other: &Self) -> Result<(), WorkerError> {
-        for (name, version) in &self.models {
-            match other.models.get(name) {
-                Some(found) if found != version => {
-                    return Err(WorkerError::Settings(format!(
-                        "model {name} is version {version} here but {found} at worker {}, which is alive; give all workers the same model, or new content a new folder {name}/VERSION",
-                        other.id
-                    )));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
 }
 
-/// Gives signs of life until `shutdown` fires.
+/// Gives signs of life until `shutdown` fires, with the models that are there by then.
 pub(crate) async fn keep(
-    registry: Registry,
-    presence: Presence,
-    work: impl Fn() -> Vec<StageWork>,
+    store: JobStore,
+    mut presence: Presence,
+    repository: Arc<Repository>,
+    latest: impl Fn(&mut Presence) + Send,
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
-    let key = key::worker(&presence.id);
+    // Reading a model that is new takes longer than a beat.
+    let look = || {
+        let repository = Arc::clone(&repository);
+        tokio::task::spawn_blocking(move || repository.versions_here())
+    };
+    let mut looking = look();
     while shutdown
         .run_until_cancelled(tokio::time::sleep(BEAT))
         .await
         .is_some()
     {
-        let alive = Presence {
+        if looking.is_finished() {
+            match looking.await {
+                Ok(models) => presence.models = models,
+                Err(error) => tracing::warn!(%error, "the models are looked at again"),
+            }
+            looking = look();
+        }
+        let mut alive = Presence {
             seen_at: now(),
-            work: work(),
             ..presence.clone()
         };
+        latest(&mut alive);
         // The others count it as dead meanwhile, which only concerns versions of models.
-        if let Err(error) = registry.put(&key, &alive).await {
+        if let Err(error) = alive.write(&store).await {
             tracing::warn!(%error, "no sign of life was given");
         }
     }
-    registry.kv().purge(&key).await?;
-    Ok(())
+    Ok(store.kv().delete(&key::worker(&presence.id)).await?)
 }

@@ -3,12 +3,16 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use trommel_queue::{Broker, ConsumerSpec, Queue, QueueError, QueueSpec, StreamName};
-use trommel_types::{Classification, ImageRef, JobRequest, Lane, Message, PreparedImage};
+use trommel_queue::{Broker, ConsumerSpec, Queue, QueueError, QueueSpec, Stream};
+use trommel_types::{
+    Classification, ImageRef, JobModel, JobRequest, Lane, Message, PreparedImage, Role,
+};
 
 use crate::WorkerConfig;
 use crate::distributed::lanes::Lanes;
-use crate::distributed::names::{Subjects, results_consumer, tasks_consumer, tensors_consumer};
+use crate::distributed::names::{
+    Subjects, jobs_consumer, kept_id, results_consumer, tasks_consumer, tensors_consumer,
+};
 
 /// Deliveries of one consumer that may be unsettled at once, over all workers.
 const MAX_ACK_PENDING: NonZeroU32 = NonZeroU32::new(20_000).expect("20,000 is not 0");
@@ -34,13 +38,13 @@ pub(crate) async fn jobs(
     let lane = |lane| {
         let (publish, dead) = (subjects.clone(), subjects.clone());
         QueueSpec {
-            stream: StreamName::Jobs,
+            stream: Stream::Jobs,
             subject: Arc::new(move |job: &JobRequest| publish.jobs(job.lane)),
-            consumer: (ends == Ends::Both).then(|| {
-                let name = format!("ingest-{lane}");
-                consumer(name, subjects.jobs(lane), config, true)
+            consumer: (ends == Ends::Both)
+                .then(|| consumer(jobs_consumer(lane), subjects.jobs(lane), config, true)),
+            dead_subject: Arc::new(move |job: &JobRequest| {
+                dead.dead(Role::Ingest.as_str(), &kept_id(job))
             }),
-            dead_subject: Arc::new(move |job: &JobRequest| dead.dead("ingest", &job.id)),
             on_malformed: None,
         }
     };
@@ -57,10 +61,12 @@ pub(crate) async fn tasks(
     let lane = |lane| {
         let (publish, dead) = (subjects.clone(), subjects.clone());
         QueueSpec {
-            stream: StreamName::Tasks,
-            subject: Arc::new(move |image: &ImageRef| publish.tasks(image.lane)),
+            stream: Stream::Tasks,
+            subject: Arc::new(move |image: &ImageRef| publish.tasks(image.lane, &image.job)),
             consumer: (ends == Ends::Both).then(|| task_consumer(subjects, config, lane)),
-            dead_subject: Arc::new(move |image: &ImageRef| dead.dead("preprocess", &image.job)),
+            dead_subject: Arc::new(move |image: &ImageRef| {
+                dead.dead(Role::Preprocess.as_str(), &image.job)
+            }),
             on_malformed: None,
         }
     };
@@ -72,7 +78,7 @@ pub(crate) async fn tensors_of(
     broker: &Broker,
     subjects: &Subjects,
     config: &WorkerConfig,
-    model: &str,
+    model: &JobModel,
 ) -> Result<Arc<dyn Queue<PreparedImage>>, QueueError> {
     let lane = |lane| QueueSpec {
         consumer: Some(tensor_consumer(subjects, config, model, lane)),
@@ -87,33 +93,37 @@ pub(crate) async fn ensure_consumers(
     broker: &Broker,
     subjects: &Subjects,
     config: &WorkerConfig,
-    models: &[String],
+    models: &[JobModel],
 ) -> Result<(), QueueError> {
-    for lane in Lane::ALL {
+    for lane in Lane::OF_JOBS {
         let tasks = task_consumer(subjects, config, lane);
-        broker.ensure_consumer(StreamName::Tasks, &tasks).await?;
+        broker.ensure_consumer(Stream::Tasks, &tasks).await?;
         for model in models {
             let tensors = tensor_consumer(subjects, config, model, lane);
-            broker
-                .ensure_consumer(StreamName::Tensors, &tensors)
-                .await?;
+            broker.ensure_consumer(Stream::Tensors, &tensors).await?;
         }
     }
     Ok(())
 }
 
 fn task_consumer(subjects: &Subjects, config: &WorkerConfig, lane: Lane) -> ConsumerSpec {
-    consumer(tasks_consumer(lane), subjects.tasks(lane), config, false)
+    consumer(
+        tasks_consumer(lane),
+        subjects.tasks(lane, "*"),
+        config,
+        false,
+    )
 }
 
 fn tensor_consumer(
     subjects: &Subjects,
     config: &WorkerConfig,
-    model: &str,
+    model: &JobModel,
     lane: Lane,
 ) -> ConsumerSpec {
     let name = tensors_consumer(model, lane);
-    consumer(name, subjects.tensors(model, lane), config, false)
+    let subject = subjects.tensors(&model.name, &model.version, lane, "*");
+    consumer(name, subject, config, false)
 }
 
 /// Tensors of all models, to be published only.
@@ -127,12 +137,15 @@ pub(crate) async fn tensors(
 fn tensor_spec(subjects: &Subjects) -> QueueSpec<PreparedImage> {
     let (publish, dead) = (subjects.clone(), subjects.clone());
     QueueSpec {
-        stream: StreamName::Tensors,
+        stream: Stream::Tensors,
         subject: Arc::new(move |tensor: &PreparedImage| {
-            publish.tensors(&tensor.model, tensor.image.lane)
+            let image = &tensor.image;
+            publish.tensors(&tensor.model, &tensor.model_version, image.lane, &image.job)
         }),
         consumer: None,
-        dead_subject: Arc::new(move |tensor: &PreparedImage| dead.dead("infer", &tensor.image.job)),
+        dead_subject: Arc::new(move |tensor: &PreparedImage| {
+            dead.dead(Role::Infer.as_str(), &tensor.image.job)
+        }),
         on_malformed: None,
     }
 }
@@ -167,10 +180,12 @@ pub(crate) async fn results(
 fn result_spec(subjects: &Subjects) -> QueueSpec<Classification> {
     let (publish, dead) = (subjects.clone(), subjects.clone());
     QueueSpec {
-        stream: StreamName::Results,
+        stream: Stream::Results,
         subject: Arc::new(move |row: &Classification| publish.results(&row.image.job, &row.model)),
         consumer: None,
-        dead_subject: Arc::new(move |row: &Classification| dead.dead("sink", &row.image.job)),
+        dead_subject: Arc::new(move |row: &Classification| {
+            dead.dead(Role::Sink.as_str(), &row.image.job)
+        }),
         on_malformed: None,
     }
 }
@@ -182,12 +197,11 @@ fn consumer(
     confirm_acks: bool,
 ) -> ConsumerSpec {
     ConsumerSpec {
-        durable,
-        filter_subject,
         ack_wait: config.broker.ack_wait,
         max_ack_pending: MAX_ACK_PENDING,
         prefetch: PREFETCH,
         confirm_acks,
+        ..ConsumerSpec::new(durable, filter_subject)
     }
 }
 
@@ -196,7 +210,7 @@ async fn lanes<T: Message>(
     spec: impl Fn(Lane) -> QueueSpec<T>,
     lane_of: fn(&T) -> Lane,
 ) -> Result<Arc<dyn Queue<T>>, QueueError> {
-    let [high, normal, low] = Lane::ALL.map(spec);
+    let [high, normal, low] = Lane::OF_JOBS.map(spec);
     let queues: [Arc<dyn Queue<T>>; 3] = [
         Arc::new(broker.queue(high).await?),
         Arc::new(broker.queue(normal).await?),

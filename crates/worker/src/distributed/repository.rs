@@ -1,17 +1,17 @@
 //! Models by name: `NAME/` or `NAME/VERSION/` in a folder, or under a prefix of a bucket.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use trommel_infer::{Engine, Model, Runtime};
+use trommel_infer::{Capacity, Engine, LiveOptions, Model, Prompt, Runtime};
 use trommel_preprocess::Plan;
 use trommel_storage::{Mirror, S3Config};
+use trommel_types::{Column, JobModel, Reference, is_model_name};
 
-use crate::distributed::record::JobModel;
 use crate::job::{ModelId, PlannedModel};
-use crate::{InferConfig, WorkerError, engine_options};
+use crate::{InferConfig, WorkerError, start_engine};
 
 /// Bytes of a message besides the tensor: uri, pass-through columns, names.
 const MESSAGE_ROOM: usize = 16 << 10;
@@ -32,7 +32,44 @@ pub(crate) struct Repository {
 pub(crate) struct KnownModel {
     dir: PathBuf,
     pub(crate) id: ModelId,
-    pub(crate) plan: Arc<Plan>,
+    /// How images are prepared, for each reference that was asked for.
+    plans: Mutex<HashMap<Reference, Arc<Plan>>>,
+}
+
+impl KnownModel {
+    /// How images are prepared for it when a job asks for this reference.
+    ///
+    /// # Errors
+    /// When its folder says what is not followed, or leaves no such choice.
+    pub(crate) fn plan(&self, reference: Reference) -> Result<Arc<Plan>, WorkerError> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&reference) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Plan::load(&self.dir, reference);
+        let plan = Arc::new(plan.map_err(|error| WorkerError::Model(error.to_string()))?);
+        plans.insert(reference, Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// A plan that tells the shape and the normalisation, which no reference changes.
+    fn any_plan(&self) -> Result<Arc<Plan>, WorkerError> {
+        let plan = self.plan(Reference::Auto);
+        plan.or_else(|error| self.plan(Reference::Pillow).map_err(|_| error))
+    }
+
+    /// Whether servers are asked instead of a model run.
+    pub(crate) fn is_prompt(&self) -> bool {
+        Prompt::is_in(&self.dir)
+    }
+
+    /// Why a model whose images end up in different sizes cannot be used.
+    pub(crate) fn without_shape(&self) -> WorkerError {
+        WorkerError::Model(format!(
+            "model {}: its images end up in different sizes; set [preprocess] crop or resize in trommel.toml",
+            self.id.name
+        ))
+    }
 }
 
 impl Repository {
@@ -117,12 +154,38 @@ impl Repository {
         names
     }
 
+    /// Versions of the models that are on this machine, by name, the newest first. Blocking. What cannot be
+    /// read is reported when a job names it.
+    pub(crate) fn versions_here(&self) -> BTreeMap<String, Vec<String>> {
+        let of = |name: &String| {
+            let dirs = versions(&self.root.join(name)).into_iter();
+            let known = dirs.filter_map(|dir| self.look(name, &dir).ok());
+            known.map(|model| model.id.version.to_string()).collect()
+        };
+        let names = self.names_here().into_iter();
+        names.map(|name| (name.clone(), of(&name))).collect()
+    }
+
+    /// All versions of all models that are on this machine. Blocking.
+    pub(crate) fn all_here(&self) -> Vec<JobModel> {
+        let models = self.versions_here().into_iter();
+        let each = models.flat_map(|(name, versions)| {
+            let versions = versions.into_iter();
+            versions.map(move |version| JobModel {
+                name: name.clone(),
+                version,
+            })
+        });
+        each.collect()
+    }
+
     /// A model by its name, or `NAME/VERSION`; the newest version if none is named. Blocking: the
     /// first look reads the whole model.
     ///
     /// # Errors
     /// When there is none, or its folder cannot be used.
     pub(crate) fn model(&self, name: &str) -> Result<Arc<KnownModel>, WorkerError> {
+        check_name(name)?;
         self.update(name)?;
         self.model_here(name)
     }
@@ -144,6 +207,7 @@ impl Repository {
     /// # Errors
     /// When it is not there, or as [`Repository::model`].
     fn of_job(&self, model: &JobModel) -> Result<Arc<KnownModel>, WorkerError> {
+        check_name(&model.name)?;
         self.update(&model.name)?;
         for dir in versions(&self.root.join(&model.name)) {
             let known = self.look(&model.name, &dir)?;
@@ -151,28 +215,36 @@ impl Repository {
                 return Ok(known);
             }
         }
-        Err(WorkerError::OtherVersion {
+        Err(self.other_version(model, &self.model(&model.name)?.id.version))
+    }
+
+    fn other_version(&self, model: &JobModel, found: &str) -> WorkerError {
+        WorkerError::OtherVersion {
             name: model.name.clone(),
             expected: model.version.clone(),
-            found: self.model(&model.name)?.id.version.to_string(),
+            found: found.to_owned(),
             root: self.root.clone(),
-        })
+        }
     }
 
     fn look(&self, name: &str, dir: &Path) -> Result<Arc<KnownModel>, WorkerError> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = known().get(dir) {
+        let version = trommel_infer::version(dir)?; // read again only if a file has changed
+        if let Some(model) = known().get(dir)
+            && model.id.version == version
+        {
             return Ok(Arc::clone(model));
         }
-        let plan = Plan::load(dir).map_err(|error| WorkerError::Settings(error.to_string()))?;
-        let model = Arc::new(KnownModel {
+        let model = KnownModel {
             id: ModelId {
                 name: name.into(),
-                version: trommel_infer::version(dir)?,
+                version,
             },
-            plan: Arc::new(plan),
+            plans: Mutex::default(),
             dir: dir.to_owned(),
-        });
+        };
+        model.any_plan()?; // what cannot be followed is reported at once
+        let model = Arc::new(model);
         known().insert(dir.to_owned(), Arc::clone(&model));
         Ok(model)
     }
@@ -181,29 +253,43 @@ impl Repository {
     ///
     /// # Errors
     /// When they are, with the setting to change.
-    pub(crate) fn check_payload(model: &KnownModel, max_payload: usize) -> Result<(), WorkerError> {
+    pub(crate) fn check_payload(model: &PlannedModel, max: usize) -> Result<(), WorkerError> {
         let Some(shape) = model.plan.shape() else {
-            return Ok(()); // told when it is started
+            return Ok(()); // reported when it is started
         };
-        if shape.len() + MESSAGE_ROOM <= max_payload {
+        if shape.len() + MESSAGE_ROOM <= max {
             return Ok(());
         }
-        Err(WorkerError::Settings(format!(
-            "a tensor of model {} holds {} bytes, and the broker takes messages of {max_payload}; raise max_payload in nats-server's configuration, or run workers with --tensor-hop local",
+        Err(WorkerError::Model(format!(
+            "a tensor of model {} holds {} bytes, and the broker takes messages of {max}; raise max_payload in nats-server's configuration, or run workers with --tensor-hop local",
             model.id.name,
             shape.len()
         )))
     }
 
-    /// How images are prepared for the model of a job.
+    /// The columns that rows of these models have besides, by the model's name.
+    pub(crate) fn answers(&self, models: &[JobModel]) -> BTreeMap<String, Vec<Column>> {
+        let asks = |model: &&JobModel| self.of_job(model).is_ok_and(|known| known.is_prompt());
+        let prompts = models.iter().filter(asks);
+        prompts
+            .map(|model| (model.name.clone(), Prompt::columns()))
+            .collect()
+    }
+
+    /// How images are prepared for the model of a job that asks for this reference.
     ///
     /// # Errors
-    /// When the version that the job began with is not there.
-    pub(crate) fn planned(&self, model: &JobModel) -> Result<PlannedModel, WorkerError> {
+    /// When the version that the job began with is not there, or as [`KnownModel::plan`].
+    pub(crate) fn planned(
+        &self,
+        model: &JobModel,
+        reference: Reference,
+    ) -> Result<PlannedModel, WorkerError> {
         let known = self.of_job(model)?;
         Ok(PlannedModel {
             id: known.id.clone(),
-            plan: Arc::clone(&known.plan),
+            plan: known.plan(reference)?,
+            also: None,
         })
     }
 
@@ -213,27 +299,46 @@ impl Repository {
     /// When it is not there, is no classifier, or cannot run on the device.
     pub(crate) fn start(
         &self,
-        model: &JobModel,
+        wanted: &JobModel,
         runtime: &Runtime,
         config: &InferConfig,
+        live: LiveOptions,
+        capacity: Capacity,
     ) -> Result<Engine, WorkerError> {
-        let known = self.of_job(model)?;
-        let shape = known.plan.shape().ok_or_else(|| {
-            WorkerError::Settings(format!(
-                "model {}: its images end up in different sizes; set [preprocess] crop or resize in trommel.toml",
-                known.dir.display()
-            ))
-        })?;
+        let known = self.of_job(wanted)?;
+        if known.is_prompt() {
+            let prompt = Prompt::open(&known.dir)?;
+            if **prompt.version() != *known.id.version {
+                return Err(self.other_version(wanted, prompt.version()));
+            }
+            return Ok(Engine::ask(prompt)?);
+        }
+        let config = &config.tuned(&known.id.version);
+        let plan = known.any_plan()?;
+        let shape = plan.shape().ok_or_else(|| known.without_shape())?;
         let model = Model::open(
             runtime,
             &known.dir,
-            known.plan.normalization(),
+            plan.normalization(),
             shape,
-            &config.model_options()?,
+            &config.model_options(capacity)?,
         )?;
-        let options = engine_options(&model, config)?;
-        Ok(Engine::start(model, options)?)
+        // The files may have been replaced since they were looked at: what runs is what counts.
+        if **model.version() != *known.id.version {
+            return Err(self.other_version(wanted, model.version()));
+        }
+        Ok(start_engine(model, config, live)?)
     }
+}
+
+/// Refuses what is no name of a folder in the repository: it would be looked for elsewhere.
+fn check_name(name: &str) -> Result<(), WorkerError> {
+    if is_model_name(name) {
+        return Ok(());
+    }
+    Err(WorkerError::Model(format!(
+        "model {name:?}: a name is letters, digits, -, _ and . and does not begin with a dot"
+    )))
 }
 
 /// The folder itself if a model is in it, else those of its versions, the newest first: numbers by
@@ -257,7 +362,7 @@ fn versions(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn is_model(dir: &Path) -> bool {
-    dir.join("model.onnx").exists() || dir.join("onnx/model.onnx").exists()
+    dir.join("model.onnx").exists() || dir.join("onnx/model.onnx").exists() || Prompt::is_in(dir)
 }
 
 #[cfg(test)]
@@ -303,6 +408,50 @@ mod tests {
     }
 
     #[test]
+    fn what_is_here_follows_what_comes_changes_and_goes() {
+        let root = tempfile::tempdir().unwrap();
+        link(root.path(), "many/1");
+        let repository = open(root.path()).unwrap();
+        let first = repository.versions_here();
+        assert_eq!(first["many"].len(), 1);
+        link(root.path(), "many/2");
+        let config = root.path().join("many/2/config.json");
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::remove_file(&config).unwrap();
+        std::fs::write(&config, text.replace("\"3\": \"3\"", "\"3\": \"three\"")).unwrap();
+        link(root.path(), "broken");
+        std::fs::remove_file(root.path().join("broken/config.json")).unwrap();
+        std::fs::write(root.path().join("broken/config.json"), "{").unwrap();
+        let second = repository.versions_here();
+        assert_eq!(second["many"].len(), 2);
+        assert_ne!(second["many"][0], first["many"][0]);
+        assert_eq!(second["broken"], [""; 0]);
+        std::fs::write(&config, text.replace("\"3\": \"3\"", "\"3\": \"drei\"")).unwrap();
+        let third = repository.versions_here();
+        assert_ne!(third["many"][0], second["many"][0], "replaced in place");
+        std::fs::remove_dir_all(root.path().join("many/1")).unwrap();
+        assert_eq!(repository.versions_here()["many"], third["many"][..1]);
+    }
+
+    #[test]
+    fn a_job_gets_the_plan_of_the_reference_that_it_asks_for() {
+        let root = tempfile::tempdir().unwrap();
+        link(root.path(), "flat");
+        let repository = open(root.path()).unwrap();
+        let model = JobModel {
+            name: "flat".to_owned(),
+            version: repository.model("flat").unwrap().id.version.to_string(),
+        };
+        let plan = |reference| repository.planned(&model, reference).unwrap().plan;
+        let torchvision = plan(Reference::Torchvision);
+        assert_ne!(plan(Reference::Pillow).arithmetic, torchvision.arithmetic);
+        assert!(
+            Arc::ptr_eq(&plan(Reference::Torchvision), &torchvision),
+            "read once"
+        );
+    }
+
+    #[test]
     fn what_is_not_there_or_has_changed_is_told() {
         let root = tempfile::tempdir().unwrap();
         link(root.path(), "flat");
@@ -313,8 +462,45 @@ mod tests {
             name: "flat".to_owned(),
             version: "0123456789ab".to_owned(),
         };
-        let error = repository.planned(&model).err().unwrap().to_string();
+        let error = repository
+            .planned(&model, Reference::Auto)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("0123456789ab"), "{error}");
         assert!(open(&root.path().join("nowhere")).is_err());
+    }
+    /// R55: a name in a message was joined to the repository's folder unchecked.
+    #[test]
+    fn no_name_leads_out_of_the_repository() {
+        let root = tempfile::tempdir().unwrap();
+        link(root.path(), "outside");
+        link(root.path(), "repository/inside");
+        let repository = open(&root.path().join("repository")).unwrap();
+        let absolute = root.path().join("outside");
+        for name in [
+            absolute.to_str().unwrap(),
+            "../outside",
+            "inside/../../outside",
+            "",
+            ".",
+            "..",
+        ] {
+            for error in [
+                repository.model(name).err().unwrap(),
+                repository
+                    .planned(
+                        &JobModel {
+                            name: name.to_owned(),
+                            version: repository.model("inside").unwrap().id.version.to_string(),
+                        },
+                        Reference::Auto,
+                    )
+                    .err()
+                    .unwrap(),
+            ] {
+                assert!(matches!(error, WorkerError::Model(_)), "{name}: {error}");
+            }
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! What a job's request means to the storage crate.
 
-use trommel_storage::{Format, JobRecord, Output, SourceOptions};
-use trommel_types::JobRequest;
+use std::collections::BTreeMap;
 
-use crate::distributed::record::{Job, JobModel};
+use trommel_sink::{Format, JobRecord, Output, Retry};
+use trommel_source::SourceOptions;
+use trommel_types::{Column, JobModel, JobRequest, JobSpec, Mode, RowOptions};
+
+use crate::distributed::record::Job;
 use crate::{WorkerConfig, WorkerError};
 
 /// Which images the request chooses.
@@ -16,8 +19,13 @@ pub(crate) fn source_options(request: &JobRequest, config: &WorkerConfig) -> Sou
         sample: options.sample,
         sample_seed: options.sample_seed,
         uri_column: options.uri_column.clone(),
+        base: options.base.clone(),
         image_column: options.image_column.clone(),
+        fps: options.fps,
         s3: config.s3.clone(),
+        http: config.http.clone(),
+        video: config.video.clone(),
+        ..SourceOptions::default()
     }
 }
 
@@ -32,14 +40,10 @@ pub(crate) fn output_of(
     config: &WorkerConfig,
 ) -> Result<Output, WorkerError> {
     let format = match request.options.format.as_deref() {
-        None | Some("parquet") => Format::Parquet,
-        Some("jsonl") => Format::Jsonl,
-        Some("csv") => Format::Csv,
-        Some(other) => {
-            return Err(WorkerError::Settings(format!(
-                "format {other:?} is none of parquet, jsonl and csv"
-            )));
-        }
+        None => Format::Parquet,
+        Some(name) => name
+            .parse::<Format>()
+            .map_err(|error| WorkerError::Request(format!("the job {error}")))?,
     };
     let mut output = request.output.clone();
     let parse = |output: &str| Output::parse(output, format, &config.s3, &config.postgres);
@@ -55,17 +59,81 @@ pub(crate) fn output_of(
 }
 
 /// The job as its rows and its output name it.
-pub(crate) fn record_of(job: &Job, model: &JobModel, config: &WorkerConfig) -> JobRecord {
+pub(crate) fn record_of(job: &Job, model: &JobModel) -> JobRecord {
+    record(&job.spec, model, job.submitted_at)
+}
+
+/// A job of which everything that shapes its rows is known, as the output of one of its models names it.
+pub(crate) fn record(spec: &JobSpec, model: &JobModel, created_at: i64) -> JobRecord {
+    let rows = &spec.request.rows;
+    let retry = spec.request.options.retry.as_ref();
+    let base = spec.base.as_ref();
     JobRecord {
-        job_id: job.request.id.clone(),
-        source: job.source.clone(),
+        // Rows that are added or replaced are those of the job that was there first.
+        job_id: base.map_or(spec.id(), |base| &base.job).to_owned(),
+        run: spec.run.clone(),
+        spec_hash: spec.hash(),
+        source: spec.source.clone(),
         model: model.name.clone(),
         model_version: model.version.clone(),
-        options: config.row_options(),
+        options: row_options(rows),
         format: Format::Parquet,
-        columns: job.columns.clone(),
-        logits: config.infer.logits,
-        embedding: config.infer.embedding,
-        created_at: job.submitted_at,
+        columns: columns(spec, model),
+        logits: rows.logits,
+        embedding: rows.embedding,
+        embedding_type: rows.embedding_type,
+        escape_formulas: rows.escape_formulas,
+        retry: base.map(|base| Retry {
+            number: base.number,
+            of_run: base.run.clone(),
+            kinds: retry.map_or_else(Vec::new, |retry| retry.kinds.clone()),
+            adds: retry.is_none(),
+            ..Retry::default()
+        }),
+        created_at,
     }
+}
+
+/// The columns of the source and, behind them, those that the model answers. A column of the source by
+/// such a name is called by it with `source_` before it.
+fn columns(spec: &JobSpec, model: &JobModel) -> Vec<Column> {
+    let mut columns = spec.columns.clone();
+    let Some(answers) = spec.answers.get(&model.name) else {
+        return columns;
+    };
+    for column in &mut columns {
+        if answers.iter().any(|answer| answer.name == column.name) {
+            column.name.insert_str(0, "source_");
+        }
+    }
+    columns.extend(answers.iter().cloned());
+    columns
+}
+
+/// What shapes rows besides what a record has fields for, for people who are shown what differs.
+fn row_options(rows: &RowOptions) -> BTreeMap<String, String> {
+    let mut options = BTreeMap::from([("top-k".to_owned(), rows.top_k.to_string())]);
+    if rows.mode == Mode::Fast {
+        options.insert("mode".to_owned(), "fast".to_owned());
+    }
+    if !rows.reference.is_auto() {
+        options.insert("reference".to_owned(), rows.reference.to_string());
+    }
+    if let Some(threshold) = rows.threshold {
+        options.insert("threshold".to_owned(), threshold.to_string());
+    }
+    for (label, threshold) in &rows.thresholds {
+        options.insert(format!("threshold of {label}"), threshold.to_string());
+    }
+    if rows.normalize {
+        options.insert("normalize".to_owned(), "true".to_owned());
+    }
+    if let Some(set) = &rows.labels {
+        // Of thousands a hash says enough.
+        let hash = xxhash_rust::xxh3::xxh3_64(set.names.join("\n").as_bytes());
+        let labels = format!("{} ({hash:016x})", set.names.len());
+        options.insert("labels".to_owned(), labels);
+        options.insert("templates".to_owned(), set.templates().join(" | "));
+    }
+    options
 }

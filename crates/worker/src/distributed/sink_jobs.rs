@@ -1,32 +1,37 @@
 //! The sink role over the broker: takes the lease of each job and model, commits its rows, ends it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use trommel_queue::{Broker, Queue, StreamName};
-use trommel_storage::{FailureSummary, Summary};
-use trommel_types::Classification;
+use trommel_queue::{Broker, Queue, Stream};
+use trommel_sink::{Preconditions, ResultSink};
+use trommel_types::{Classification, JobModel};
 
-use crate::distributed::lease::{Lease, Leases};
+use crate::clock::now;
+use crate::distributed::cost::Meter;
+use crate::distributed::job_lease::{JobLease, JobLeases, Part};
+use crate::distributed::job_store::JobStore;
 use crate::distributed::leased_rows::{LeasedRows, Open};
-use crate::distributed::names::{Subjects, key, results_consumer};
-use crate::distributed::record::{Job, JobModel, JobState, Rows};
-use crate::distributed::registry::{LiveJobs, Registry};
-use crate::distributed::{events, queues};
-use crate::rows::JobRows;
-use crate::settle::now;
-use crate::{Progress, WorkerConfig, WorkerError, sink};
+use crate::distributed::live_jobs::LiveJobs;
+use crate::distributed::names::{Subjects, results_consumer};
+use crate::distributed::record::{Job, JobProgress, JobState, Reason, ReasonKind, Rows};
+use crate::distributed::{ends, queues};
+use crate::fatal::Fatal;
+use crate::fault::Scope;
+use crate::sink::{self, Counts, HeldRows};
+use crate::{Progress, Trial, TrialOutcome, WorkerConfig, WorkerError};
 
 /// Longest time between two looks at the jobs, and two notes of what is committed.
 const TICK: Duration = Duration::from_millis(500);
-/// Time between two looks for results of jobs that have ended.
+/// Time between two looks for messages of jobs that have ended.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
-/// Time after a job's end in which repeats of its images may still come.
-const SWEEP_FOR: Duration = Duration::from_secs(3600);
 /// Time before a job whose output could not be reached is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
@@ -34,34 +39,51 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct Context {
     pub(crate) broker: Broker,
     pub(crate) subjects: Subjects,
-    pub(crate) registry: Registry,
-    pub(crate) jobs: Arc<LiveJobs>,
+    pub(crate) store: JobStore,
+    pub(crate) leases: JobLeases,
+    pub(crate) live: Arc<LiveJobs>,
     pub(crate) config: WorkerConfig,
-    pub(crate) owner: String,
+    pub(crate) held: Arc<HeldRows>,
     pub(crate) open: OpenJob,
 }
 
-/// Opens the output of a job and model. Blocking.
-pub(crate) type OpenJob =
-    Arc<dyn Fn(&Job, &JobModel) -> Result<Box<dyn JobRows>, WorkerError> + Send + Sync>;
+/// Opens the output of a job and model.
+pub(crate) type OpenJob = Arc<
+    dyn Fn(&Job, &JobModel, Preconditions) -> BoxFuture<'static, Result<OpenedJob, WorkerError>>
+        + Send
+        + Sync,
+>;
+
+/// An open output.
+pub(crate) struct OpenedJob {
+    pub(crate) sink: Box<dyn ResultSink>,
+    /// What a dry run has shown, once its sink is finished.
+    pub(crate) trial: TrialOutcome,
+}
 
 /// Commits rows of all running jobs whose lease is free, until `shutdown` fires; then commits what
-/// is in hand and gives the leases back.
+/// it holds and gives the leases back.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
-    let serving = TaskTracker::new();
-    let mut leases = Leases::new(ctx.registry.kv().clone(), &ctx.owner, ctx.config.sink.lease);
-    let taken: Arc<Mutex<HashSet<(String, String)>>> = Arc::default();
-    let mut changed = ctx.jobs.changed();
-    let mut swept = Instant::now();
+    let (serving, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
+    let shutdown = fatal.token().clone();
+    let taken: Arc<Taken> = Arc::default();
+    let mut changed = ctx.live.changed();
+    let (mut swept, mut since) = (HashSet::new(), Instant::now());
     while !shutdown.is_cancelled() {
-        if swept.elapsed() > SWEEP_EVERY {
-            swept = Instant::now();
-            ctx.sweep().await;
+        if since.elapsed() > SWEEP_EVERY {
+            since = Instant::now();
+            swept.clear();
         }
-        for (job, model) in ctx.free(&taken) {
-            let name = (job.request.id.clone(), model.name.clone());
-            let lease = match leases.take(&key::lease(&name.0, &name.1)).await {
-                Ok(Some(lease)) => lease,
+        ctx.sweep(&mut swept).await;
+        for (job, model) in ctx.unserved(&taken) {
+            // Only what is served counts: jobs that other sinks hold take no room.
+            if lock(&taken).len() >= ctx.config.sink.max_jobs.get() {
+                break;
+            }
+            let name = (job.id().to_owned(), model.name.clone());
+            let part = Part::Rows(name.1.clone());
+            let (lease, progress) = match ctx.leases.take(&name.0, part).await {
+                Ok(Some(taken)) => taken,
                 Ok(None) => continue,
                 Err(error) => {
                     tracing::warn!(job = name.0, %error, "its lease cannot be asked for");
@@ -70,9 +92,19 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
             };
             lock(&taken).insert(name.clone());
             let (ctx, taken, shutdown) = (Arc::clone(&ctx), Arc::clone(&taken), shutdown.clone());
+            let fatal = fatal.clone();
             serving.spawn(async move {
-                let served = serve(&ctx, &job, &model, lease, &shutdown).await;
+                let served = Serving {
+                    ctx: &ctx,
+                    job: &job,
+                    model: &model,
+                    lease: &lease,
+                };
+                let served = served.serve(&progress, &shutdown).await;
                 if let Err(error) = served {
+                    if error.scope() == Scope::Worker {
+                        return fatal.check(Err(error));
+                    }
                     tracing::error!(job = name.0, model = name.1, %error, "will be taken up again");
                     shutdown.run_until_cancelled(sleep(AGAIN_AFTER)).await;
                 }
@@ -86,7 +118,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
     }
     serving.close();
     serving.wait().await;
-    Ok(())
+    fatal.into_result()
 }
 
 type Taken = Mutex<HashSet<(String, String)>>;
@@ -96,31 +128,27 @@ fn lock(taken: &Taken) -> std::sync::MutexGuard<'_, HashSet<(String, String)>> {
 }
 
 impl Context {
-    /// Removes results that came after the end of their jobs: repeats that nobody waits for.
-    async fn sweep(&self) {
-        let since = now() - i64::try_from(SWEEP_FOR.as_micros()).unwrap_or(i64::MAX);
-        for job in self.jobs.ended_since(since) {
-            for model in &job.models {
-                let subject = self.subjects.results(&job.request.id, &model.name);
-                let purged = self.broker.purge_subject(StreamName::Results, &subject);
-                if let Err(error) = purged.await {
-                    tracing::warn!(subject, %error, "late results are left");
-                }
+    /// Removes messages of jobs that have ended, and later those that come after the end: repeats that
+    /// nobody waits for.
+    async fn sweep(&self, swept: &mut HashSet<String>) {
+        for job in self.live.ended() {
+            if swept.insert(job.id().to_owned())
+                && let Err(error) = ends::sweep(&self.broker, &self.subjects, &job).await
+            {
+                tracing::warn!(job = job.id(), %error, "messages of a job that has ended are left");
             }
         }
     }
 
-    /// Running jobs that this process does not commit yet, as many as it may.
-    fn free(&self, taken: &Taken) -> Vec<(Arc<Job>, JobModel)> {
-        let taken = lock(taken);
-        let room = self.config.sink.max_jobs.get().saturating_sub(taken.len());
-        let running = self.jobs.running();
+    /// Running jobs that this process does not commit yet, the oldest first.
+    fn unserved(&self, taken: &Taken) -> Vec<(Arc<Job>, JobModel)> {
+        let running = self.live.running();
         let each = running.iter().flat_map(|job| {
-            let models = job.models.iter().cloned();
+            let models = job.models().iter().cloned();
             models.map(|model| (Arc::clone(job), model))
         });
-        each.filter(|(job, model)| !taken.contains(&(job.request.id.clone(), model.name.clone())))
-            .take(room)
+        let taken = lock(taken);
+        each.filter(|(job, model)| !taken.contains(&(job.id().to_owned(), model.name.clone())))
             .collect()
     }
 }
@@ -129,232 +157,278 @@ impl Context {
 enum Served {
     /// All rows are committed.
     Complete,
-    /// The job ends early, for a reason unless somebody has ended it already.
-    Over(Option<String>),
+    /// The job has ended, or ends now for this reason.
+    Over(Option<Reason>),
     /// Another sink is to go on.
     Left,
 }
 
-async fn serve(
-    ctx: &Arc<Context>,
-    job: &Arc<Job>,
-    model: &JobModel,
-    lease: Lease,
-    shutdown: &CancellationToken,
-) -> Result<(), WorkerError> {
-    let served = match commit_rows(ctx, job, model, &lease, shutdown).await {
-        Ok(served) => served,
-        Err(WorkerError::LeaseLost) => Served::Left,
-        Err(error) if error.is_transient() => {
-            lease.release().await?;
-            return Err(error);
-        }
-        Err(error) => Served::Over(Some(error.to_string())),
-    };
-    match served {
-        Served::Left => {}
-        Served::Complete => {
-            clear(ctx, job, model).await?;
-            complete_if_last(ctx, job).await?;
-        }
-        Served::Over(reason) => {
-            if let Some(reason) = reason {
-                end(ctx, job, JobState::Failed, Some(&reason)).await?;
-            }
-            clear(ctx, job, model).await?;
-        }
-    }
-    Ok(lease.release().await?)
+/// A job and model whose rows this process commits.
+struct Serving<'a> {
+    ctx: &'a Arc<Context>,
+    job: &'a Arc<Job>,
+    model: &'a JobModel,
+    lease: &'a JobLease,
 }
 
-/// Commits rows until all are committed, the job ends, or `shutdown` fires.
-async fn commit_rows(
-    ctx: &Arc<Context>,
-    job: &Arc<Job>,
-    model: &JobModel,
-    lease: &Lease,
-    shutdown: &CancellationToken,
-) -> Result<Served, WorkerError> {
-    let id = job.request.id.as_str();
-    if ctx.registry.rows(id, &model.name).await?.finished {
-        return Ok(Served::Complete);
-    }
-    let open: Arc<Open> = {
-        let (open, job, model) = (Arc::clone(&ctx.open), Arc::clone(job), model.clone());
-        Arc::new(move || open(&job, &model))
-    };
-    let opened = {
-        let open = Arc::clone(&open);
-        blocking(move || open()).await?
-    };
-    let before = opened.summary();
-    let progress = Arc::new(Progress::default());
-    progress.count_resumed(opened.committed());
-    let rows = LeasedRows::new(opened, lease.clone(), open);
-    let intake: Arc<dyn Queue<Classification>> =
-        queues::results_of(&ctx.broker, &ctx.subjects, &ctx.config, id, &model.name).await?;
-    let sink = Arc::new(sink::Context {
-        intake,
-        config: ctx.config.sink.clone(),
-        max_failure_rate: job.request.options.max_failure_rate,
-        progress: Arc::clone(&progress),
-    });
-    let stop = shutdown.child_token();
-    let mut running = AbortOnDropHandle::new(tokio::spawn(sink::run(sink, rows, stop.clone())));
-    let mut notes = Notes::new(ctx, job, model, before, progress);
-    let (mut is_lost, mut reason) = (false, None);
-    let ended = loop {
-        let tick = TICK.min(ctx.config.sink.lease / 4);
-        if let Ok(joined) = timeout(tick, &mut running).await {
-            break joined.unwrap_or(Err(WorkerError::Panicked { what: "a sink" }));
+impl Serving<'_> {
+    async fn serve(
+        &self,
+        progress: &JobProgress,
+        shutdown: &CancellationToken,
+    ) -> Result<(), WorkerError> {
+        let known = progress.rows.get(&self.model.name);
+        let served = match known.is_some_and(|rows| rows.finished) {
+            true => Ok(Served::Complete),
+            false => {
+                let preconditions = known.map(|rows| rows.preconditions).unwrap_or_default();
+                self.commit_rows(preconditions, shutdown).await
+            }
+        };
+        let served = match served {
+            Ok(served) => served,
+            Err(WorkerError::LeaseLost) => {
+                let (job, model) = (self.job.id(), &self.model.name);
+                tracing::warn!(job, model, "another sink has the job now");
+                return Ok(());
+            }
+            Err(error) => match error.scope() {
+                Scope::Nothing => {
+                    let served = self.wait(&error, known).await?;
+                    if matches!(served, Served::Left) {
+                        self.lease.release().await?;
+                        return Err(error);
+                    }
+                    served
+                }
+                Scope::Job(ReasonKind::Source | ReasonKind::Request) => {
+                    Served::Over(Some(Reason::new(ReasonKind::Output, error.to_string())))
+                }
+                Scope::Job(kind) => Served::Over(Some(Reason::new(kind, error.to_string()))),
+                Scope::Image(_) | Scope::Worker => return Err(error),
+            },
+        };
+        let Context {
+            broker,
+            subjects,
+            store,
+            ..
+        } = &**self.ctx;
+        match served {
+            Served::Left => {}
+            Served::Complete => {
+                self.clear().await?;
+                let progress = self.lease.change(|_| ()).await?;
+                let is_finished = |model: &JobModel| {
+                    let rows = progress.rows.get(&model.name);
+                    rows.is_some_and(|rows| rows.finished)
+                };
+                if self.job.models().iter().all(is_finished) {
+                    let (id, state) = (self.job.id(), JobState::Complete);
+                    ends::end(store, broker, subjects, id, state, None).await?;
+                    ends::clear(store, self.job).await?;
+                }
+            }
+            Served::Over(reason) => {
+                if let Some(reason) = reason {
+                    tracing::error!(job = self.job.id(), reason = reason.text, "the job fails");
+                    ends::fail(store, broker, subjects, self.job.id(), reason).await?;
+                }
+                self.clear().await?;
+                ends::clear(store, self.job).await?;
+            }
         }
-        if !is_lost && !lease.renew().await? {
-            tracing::warn!(job = id, model = model.name, "another sink has the job now");
-            is_lost = true;
-            stop.cancel();
+        self.lease.release().await
+    }
+
+    /// Notes what the output lacks, and since when; beyond the patience the job ends.
+    async fn wait(&self, error: &WorkerError, known: Option<&Rows>) -> Result<Served, WorkerError> {
+        let since = known.and_then(|rows| rows.waits_since).unwrap_or_else(now);
+        let text = error.to_string();
+        let name = &self.model.name;
+        let noted = self.lease.change(|progress| {
+            let rows = progress.rows.entry(name.clone()).or_default();
+            rows.waits_for = Some(text.clone());
+            rows.waits_since = Some(since);
+        });
+        noted.await?;
+        let patience = self.ctx.config.sink.patience;
+        let waited = Duration::from_micros(u64::try_from(now() - since).unwrap_or_default());
+        if waited < patience {
+            return Ok(Served::Left);
+        }
+        Ok(Served::Over(Some(Reason::new(
+            ReasonKind::Output,
+            format!(
+                "{text}; that was so for {}, longer than sink.patience",
+                humantime::format_duration(Duration::from_secs(waited.as_secs()))
+            ),
+        ))))
+    }
+
+    /// Commits rows until all are committed, the job ends, or `shutdown` fires.
+    async fn commit_rows(
+        &self,
+        preconditions: Preconditions,
+        shutdown: &CancellationToken,
+    ) -> Result<Served, WorkerError> {
+        let Self {
+            ctx,
+            job,
+            model,
+            lease,
+        } = *self;
+        let (id, name) = (job.id(), &model.name);
+        let OpenedJob { sink: rows, trial } = (ctx.open)(job, model, preconditions).await?;
+        // Decided once for the job: sinks that decide differently do not see each other's parts.
+        let (preconditions, wanted) = (rows.preconditions(), rows.wanted());
+        let decided = lease.change(|progress| {
+            let rows = progress.rows.entry(name.clone()).or_default();
+            rows.preconditions = preconditions;
+            rows.wanted = wanted;
+        });
+        let known = decided.await?.rows;
+        let spent = known.get(name).and_then(|rows| rows.cost);
+        let open: Arc<Open> = {
+            let (open, job, model) = (Arc::clone(&ctx.open), Arc::clone(job), model.clone());
+            Arc::new(move || {
+                open(&job, &model, preconditions)
+                    .map(|opened| opened.map(|opened| opened.sink))
+                    .boxed()
+            })
+        };
+        let progress = Arc::new(Progress::default());
+        progress.count_resumed(rows.committed().len());
+        let (committed, counts) = watch::channel(Counts::of(rows.ledger()));
+        let mut notes = Notes::new(self, counts, Arc::clone(&progress), wanted, spent);
+        let intake: Arc<dyn Queue<Classification>> =
+            queues::results_of(&ctx.broker, &ctx.subjects, &ctx.config, id, name).await?;
+        let sink = Arc::new(sink::Context {
+            intake,
+            config: ctx.config.sink.clone(),
+            held: Arc::clone(&ctx.held),
+            max_failure_rate: job.spec.request.options.max_failure_rate,
+            progress,
+            committed,
+            shared: Some(Arc::new(LeasedRows {
+                lease: lease.clone(),
+                open,
+            })),
+        });
+        let stop = shutdown.child_token();
+        let mut running = AbortOnDropHandle::new(tokio::spawn(sink::run(sink, rows, stop.clone())));
+        let mut reason = None;
+        let ended = loop {
+            tokio::select! {
+                joined = &mut running => {
+                    break joined.unwrap_or(Err(WorkerError::Panicked { what: "a sink" }));
+                }
+                () = lease.lost().cancelled(), if !stop.is_cancelled() => stop.cancel(),
+                () = sleep(TICK) => match notes.take().await {
+                    Ok(()) | Err(WorkerError::LeaseLost) => {}
+                    Err(error) => tracing::warn!(job = id, %error, "progress is not noted"),
+                },
+            }
+            if reason.is_none() {
+                reason = self.over(&notes.meter);
+                if reason.is_some() {
+                    stop.cancel();
+                }
+            }
+        };
+        let rows = ended?;
+        if !lease.is_held() {
+            return Err(WorkerError::LeaseLost);
         }
         notes.take().await?;
-        if reason.is_none() {
-            reason = over(ctx, job);
-            if reason.is_some() {
-                stop.cancel();
+        if notes.is_complete(rows.committed().len()) {
+            let summary = rows.finish().await?;
+            let retry = job.spec.request.options.retry.as_ref();
+            if let Some(retry) = retry {
+                ctx.store.recount(retry, name, &summary).await?;
             }
+            let trial = *trial.lock().unwrap_or_else(PoisonError::into_inner);
+            notes.finish(trial).await?;
+            return Ok(Served::Complete);
         }
-    };
-    let rows = match ended {
-        Err(error @ WorkerError::TooManyFailures { .. }) => {
-            return Ok(Served::Over(Some(error.to_string())));
+        Ok(match reason {
+            Some(reason) => Served::Over(reason),
+            None => Served::Left,
+        })
+    }
+
+    /// Why the job is to end early, if it is: `Some(None)` when its record says so already.
+    fn over(&self, meter: &Meter) -> Option<Option<Reason>> {
+        if self.ctx.live.is_over(self.job.id()) {
+            return Some(None);
         }
-        ended => ended?,
-    };
-    if is_lost {
-        return Ok(Served::Left);
-    }
-    if notes.is_complete(crate::rows::Rows::committed(&rows)) {
-        let rate = rows.rate();
-        let summary = blocking(move || rows.finish()).await?;
-        notes.finish(&summary, rate).await?;
-        return Ok(Served::Complete);
-    }
-    notes.take().await?;
-    Ok(match reason {
-        Some(reason) => Served::Over(reason),
-        None => Served::Left,
-    })
-}
-
-/// Why the job is to end early, if it is: `Some(None)` when its record says so already.
-fn over(ctx: &Context, job: &Job) -> Option<Option<String>> {
-    let id = job.request.id.as_str();
-    if ctx.jobs.known(id).is_some_and(|job| job.state.is_final()) {
-        return Some(None);
-    }
-    let limit = job.request.options.max_runtime_seconds?;
-    let ran = now().saturating_sub(job.started_at?) / 1_000_000;
-    let is_over = u64::try_from(ran).is_ok_and(|ran| ran >= limit);
-    is_over.then(|| {
-        Some(format!(
-            "ran longer than {limit} seconds (max_runtime_seconds)"
-        ))
-    })
-}
-
-/// Ends a job's record and says so.
-async fn end(
-    ctx: &Context,
-    job: &Job,
-    state: JobState,
-    reason: Option<&str>,
-) -> Result<(), WorkerError> {
-    let ended = ctx.registry.end(&job.request.id, state, reason).await?;
-    if let Some(job) = ended {
-        events::ended(&ctx.broker, &ctx.subjects, &job).await;
-    }
-    Ok(())
-}
-
-/// Ends the job if the rows of all its models are committed.
-async fn complete_if_last(ctx: &Context, job: &Job) -> Result<(), WorkerError> {
-    for model in &job.models {
-        if !ctx
-            .registry
-            .rows(&job.request.id, &model.name)
-            .await?
-            .finished
-        {
-            return Ok(());
+        if let Some(limit) = meter.passed() {
+            let text = format!("cost as much as it may: {limit} at the prices given (max_cost)");
+            return Some(Some(Reason::new(ReasonKind::MaxCost, text)));
         }
+        let limit = self.job.spec.request.options.max_runtime_seconds?;
+        let ran = now().saturating_sub(self.job.started_at?) / 1_000_000;
+        let is_over = u64::try_from(ran).is_ok_and(|ran| ran >= limit);
+        is_over.then(|| {
+            let text = format!("ran longer than {limit} seconds (max_runtime_seconds)");
+            Some(Reason::new(ReasonKind::MaxRuntime, text))
+        })
     }
-    end(ctx, job, JobState::Complete, None).await
-}
 
-/// Leaves nothing of a job and model in the broker but its record.
-async fn clear(ctx: &Context, job: &Job, model: &JobModel) -> Result<(), WorkerError> {
-    let id = job.request.id.as_str();
-    let consumer = results_consumer(id, &model.name);
-    ctx.broker
-        .delete_consumer(StreamName::Results, &consumer)
-        .await?;
-    ctx.broker
-        .purge_subject(StreamName::Results, &ctx.subjects.results(id, &model.name))
-        .await?;
-    for prefix in [key::claims(id, &model.name), key::said(id)] {
-        for key in ctx.registry.kv().keys(&prefix).await? {
-            ctx.registry.kv().purge(&key).await?;
-        }
+    /// Leaves no consumer of this job and model in the broker.
+    async fn clear(&self) -> Result<(), WorkerError> {
+        let (id, name) = (self.job.id(), &self.model.name);
+        let Context {
+            broker, subjects, ..
+        } = &**self.ctx;
+        let consumer = results_consumer(id, name);
+        broker.delete_consumer(Stream::Results, &consumer).await?;
+        let subject = subjects.results(id, name);
+        broker.purge_subject(Stream::Results, &subject).await?;
+        Ok(())
     }
-    Ok(())
 }
 
-/// Runs `work` on a thread that may block.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, WorkerError> + Send + 'static,
-) -> Result<T, WorkerError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| WorkerError::Panicked { what: "the sink" })?
-}
-
-/// Keeps the record of what is committed, and learns how many images there are.
+/// Keeps the checkpoint of what is committed, and learns how many images there are.
 struct Notes<'a> {
-    ctx: &'a Context,
-    job: &'a Job,
-    key: String,
-    before: Summary,
+    serving: &'a Serving<'a>,
+    counts: watch::Receiver<Counts>,
     progress: Arc<Progress>,
+    meter: Meter,
+    /// Of a retry: how many rows it replaces.
+    wanted: Option<u64>,
     last: (Instant, u64),
     rate: f64,
-    noted: Rows,
+    reported: Instant,
 }
 
 impl<'a> Notes<'a> {
     fn new(
-        ctx: &'a Context,
-        job: &'a Job,
-        model: &JobModel,
-        before: Summary,
+        serving: &'a Serving<'a>,
+        counts: watch::Receiver<Counts>,
         progress: Arc<Progress>,
+        wanted: Option<u64>,
+        spent: Option<f64>,
     ) -> Self {
         Self {
-            ctx,
-            job,
-            key: key::rows(&job.request.id, &model.name),
-            last: (Instant::now(), before.images),
-            before,
+            meter: Meter::new(&serving.job.spec.request, spent, progress.resumed()),
+            serving,
+            wanted,
+            last: (Instant::now(), progress.resumed()),
+            counts,
             progress,
             rate: 0.0,
-            noted: Rows::default(),
+            reported: Instant::now(),
         }
     }
 
     async fn take(&mut self) -> Result<(), WorkerError> {
-        let listing = self.ctx.registry.listing(&self.job.request.id).await?;
-        self.progress.set_listed(listing.listed, listing.ended);
         let (at, now) = (self.last, Instant::now());
-        let committed = self.progress.resumed() + self.progress.committed();
+        let counts = self.counts.borrow().clone();
+        let committed = counts.committed;
         let elapsed = now.duration_since(at.0).as_secs_f64();
         if elapsed >= 1.0 {
-            let rate = (committed - at.1) as f64 / elapsed;
+            let rate = committed.saturating_sub(at.1) as f64 / elapsed;
             // Parts come in steps; the figure is to be read by people.
             self.rate = if self.rate == 0.0 {
                 rate
@@ -363,22 +437,47 @@ impl<'a> Notes<'a> {
             };
             self.last = (now, committed);
         }
-        let mut rows = Rows {
-            committed,
-            ok: self.before.ok + self.progress.ok(),
-            failed: self.before.failed + self.progress.failed(),
-            failures: self.before.failures.clone(),
-            in_hand: 0,
-            rate: self.rate,
-            finished: false,
-        };
-        rows.in_hand = (rows.ok + rows.failed).saturating_sub(committed);
-        add(&mut rows.failures, &self.progress);
-        if rows != self.noted {
-            self.ctx.registry.put(&self.key, &rows).await?;
-            self.noted = rows;
+        let (rate, pending) = (self.rate, self.progress.pending());
+        let (store, bytes) = (&self.serving.ctx.store, self.progress.committed_bytes());
+        let cost = self.meter.read(store, committed, bytes).await?;
+        let name = &self.serving.model.name;
+        let noted = self.serving.lease.change(|progress| {
+            let rows = progress.rows.entry(name.clone()).or_default();
+            rows.count(&counts);
+            rows.pending = pending;
+            rows.rate = rate;
+            rows.cost = cost;
+            rows.waits_for = None;
+            rows.waits_since = None;
+        });
+        let listing = noted.await?.listing;
+        match self.wanted {
+            // Of one model; the listing shows the images of all.
+            Some(wanted) => self.progress.set_listed(wanted, true),
+            None => self.progress.set_listed(listing.listed, listing.ended),
         }
+        self.report(committed, listing.listed).await;
         Ok(())
+    }
+
+    /// The event `progress`, once in a while.
+    async fn report(&mut self, committed: u64, listed: u64) {
+        const EVERY: Duration = Duration::from_secs(5);
+        if self.reported.elapsed() < EVERY {
+            return;
+        }
+        self.reported = Instant::now();
+        let Serving {
+            ctx, job, model, ..
+        } = self.serving;
+        let told = serde_json::json!({
+            "job": job.id(),
+            "model": model.name,
+            "committed": committed,
+            "listed": listed,
+            "rate": self.rate,
+        });
+        ends::event(&ctx.broker, &ctx.subjects, job.id(), "progress", &told).await;
     }
 
     /// Whether that many rows are all there can be.
@@ -386,29 +485,17 @@ impl<'a> Notes<'a> {
         self.progress.total() == Some(committed)
     }
 
-    async fn finish(&self, summary: &Summary, rate: Option<f64>) -> Result<(), WorkerError> {
-        let rows = Rows {
-            committed: summary.images,
-            ok: summary.ok,
-            failed: summary.failed,
-            failures: summary.failures.clone(),
-            in_hand: 0,
-            rate: rate.unwrap_or(0.0),
-            finished: true,
-        };
-        self.ctx.registry.put(&self.key, &rows).await
-    }
-}
-
-fn add(failures: &mut BTreeMap<String, FailureSummary>, progress: &Progress) {
-    for (kind, failure) in progress.failures() {
-        let sum = failures
-            .entry(kind.to_string())
-            .or_insert_with(|| FailureSummary {
-                count: 0,
-                example: failure.example,
-                error: failure.error,
-            });
-        sum.count += failure.count;
+    async fn finish(&self, trial: Option<Trial>) -> Result<(), WorkerError> {
+        let name = &self.serving.model.name;
+        let counts = self.counts.borrow().clone();
+        let noted = self.serving.lease.change(|progress| {
+            let rows = progress.rows.entry(name.clone()).or_default();
+            rows.count(&counts);
+            rows.pending = 0;
+            rows.rate = trial.map_or(0.0, |trial| 1.0 / trial.seconds_each);
+            rows.trial = trial;
+            rows.finished = true;
+        });
+        noted.await.map(drop)
     }
 }

@@ -1,16 +1,17 @@
-//! What is told of a job when somebody asks.
+//! What is reported of a job when somebody asks.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use trommel_queue::{Broker, StreamName};
-use trommel_storage::FailureSummary;
-use trommel_types::Lane;
+use trommel_queue::Broker;
+use trommel_sink::FailureSummary;
+use trommel_types::{Forecast, Lane, RetryOf, Role, Stream};
 
-use crate::WorkerError;
-use crate::distributed::names::{results_consumer, tasks_consumer, tensors_consumer};
-use crate::distributed::record::{Counted, Job, JobState};
-use crate::distributed::registry::Registry;
+use crate::distributed::job_store::JobStore;
+use crate::distributed::names::Subjects;
+use crate::distributed::presence::{self, Presence};
+use crate::distributed::record::{Counted, Job, JobProgress, JobState, Reason, is_zero};
+use crate::{Percentiles, TimeCounts, Trial, WorkerError};
 
 /// How a job stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,9 +20,9 @@ pub struct JobStatus {
     pub id: String,
     /// How far it is.
     pub state: JobState,
-    /// Why it ended early.
+    /// Why it ended early, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
     /// What is classified.
     pub source: String,
     /// Where rows go.
@@ -44,10 +45,32 @@ pub struct JobStatus {
     /// All images, once they are listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
+    /// Whether no row is stored, and only a sample classified.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+    /// Of a retry: which rows of which job it tries again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<RetryOf>,
+    /// How many retries of its failed rows were asked for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub retries: u32,
+    /// The last of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retried_by: Option<String>,
     /// Each model's rows.
     pub models: Vec<ModelStatus>,
-    /// What waits between the stages.
+    /// What waits between the stages; of a job that runs, and not in lists.
     pub stages: Vec<StageStatus>,
+    /// How long the workers that are alive took by kind of work, for all jobs since they started; not in
+    /// lists.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub times: BTreeMap<String, Percentiles>,
+    /// What it has cost at its user's prices, if it names any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+    /// What a dry run has said of it, if its user had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
     /// Seconds until all rows are committed, at the rate of the last seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<f64>,
@@ -68,126 +91,151 @@ pub struct ModelStatus {
     pub failed: u64,
     /// The latter by kind.
     pub failures: BTreeMap<String, FailureSummary>,
+    /// Rows that a sink holds and that are not durable yet.
+    pub pending: u64,
     /// Rows a second.
     pub rate: f64,
+    /// Of a dry run: what its sample has shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trial: Option<Trial>,
+    /// What its sink waits for, when the output does not take rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
 }
 
-/// What waits for a stage.
+/// What waits for a stage, or is worked on by it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageStatus {
-    /// `preprocess`, `infer` or `sink`.
-    pub stage: String,
-    /// Messages that nobody works on.
+    /// The stage.
+    pub stage: Role,
+    /// Messages of this job.
     pub waiting: u64,
-    /// Messages that somebody works on.
-    pub in_flight: u64,
-    /// Whether the figures are of this job alone, or of all jobs in its lane.
-    pub of_all_jobs: bool,
 }
 
-/// Beyond this many seconds, 30 days, an end is not foretold.
+/// Beyond this many seconds, 30 days, no end is predicted.
 const LONGEST_ETA: f64 = 30.0 * 86_400.0;
 
-/// Tells how a job stands; `None` if there is none.
+/// How a job stands; `None` if there is none.
 pub(crate) async fn of(
     broker: &Broker,
-    registry: &Registry,
+    subjects: &Subjects,
+    store: &JobStore,
     id: &str,
 ) -> Result<Option<JobStatus>, WorkerError> {
-    let Some(job) = registry.job(id).await? else {
+    let Some(job) = store.job(id).await? else {
         return Ok(None);
     };
-    let listing = registry.listing(id).await?;
-    let mut models = Vec::new();
-    for model in &job.models {
-        let rows = registry.rows(id, &model.name).await?;
-        models.push(ModelStatus {
-            name: model.name.clone(),
-            version: model.version.clone(),
-            committed: rows.committed,
-            ok: rows.ok,
-            failed: rows.failed,
-            failures: rows.failures,
-            rate: rows.rate,
-        });
+    let mut status = brief(job.clone(), store.progress(id).await?);
+    status.times = times(&presence::alive(store).await?);
+    if status.state == JobState::Running {
+        status.stages = stages(broker, subjects, &job).await?;
     }
-    let total = listing.ended.then_some(listing.listed);
-    let stages = if job.state == JobState::Running {
-        stages(broker, &job).await?
-    } else {
-        Vec::new()
-    };
+    Ok(Some(status))
+}
+
+/// How long all workers took by kind of work.
+fn times(workers: &[Presence]) -> BTreeMap<String, Percentiles> {
+    let mut all: BTreeMap<&str, TimeCounts> = BTreeMap::new();
+    for (stage, counts) in workers.iter().flat_map(|worker| &worker.times) {
+        all.entry(stage).or_default().add(counts);
+    }
+    let percentiles =
+        |(stage, counts): (&str, TimeCounts)| Some((stage.to_owned(), counts.percentiles()?));
+    all.into_iter().filter_map(percentiles).collect()
+}
+
+/// How a job stands, without what waits between the stages.
+pub(crate) fn brief(job: Job, progress: JobProgress) -> JobStatus {
+    let JobProgress { listing, mut rows } = progress;
+    let retried_by = job.last_retry();
+    let wanted = rows.values().filter_map(|rows| rows.wanted).max();
+    // The sink of each model has counted the same workers.
+    let cost = rows.values().filter_map(|rows| rows.cost).reduce(f64::max);
+    let models: Vec<_> = job
+        .models()
+        .iter()
+        .map(|model| {
+            let rows = rows.remove(&model.name).unwrap_or_default();
+            ModelStatus {
+                name: model.name.clone(),
+                version: model.version.clone(),
+                committed: rows.committed,
+                ok: rows.ok,
+                failed: rows.failed,
+                failures: rows.failures,
+                pending: rows.pending,
+                rate: rows.rate,
+                trial: rows.trial,
+                waits_for: rows.waits_for,
+            }
+        })
+        .collect();
+    // Of a retry it is known before the source is listed.
+    let total = wanted.or(listing.ended.then_some(listing.listed));
     let eta = |model: &ModelStatus| {
         let left = total?.saturating_sub(model.committed);
         let seconds = left as f64 / model.rate;
         // The rate of a job that stands still falls towards 0.
         (seconds < LONGEST_ETA).then_some(seconds)
     };
-    let eta_seconds = if job.state == JobState::Running {
-        models.iter().filter_map(eta).reduce(f64::max)
-    } else {
-        None
+    let eta_seconds = match job.state {
+        JobState::Running => models.iter().filter_map(eta).reduce(f64::max),
+        _ => None,
     };
-    Ok(Some(JobStatus {
-        id: id.to_owned(),
+    let request = job.spec.request;
+    JobStatus {
+        id: request.id,
         state: job.state,
         reason: job.reason,
-        source: job.source,
-        output: job.request.output,
-        lane: job.request.lane,
+        // Not known before the job has begun.
+        source: match job.spec.source.is_empty() {
+            true => request.sources.join(" "),
+            false => job.spec.source,
+        },
+        output: request.output,
+        lane: request.lane,
         submitted_at: job.submitted_at,
         started_at: job.started_at,
         finished_at: job.finished_at,
         listed: listing.listed,
         counted: listing.counted,
         total,
+        dry_run: request.options.dry_run,
+        retry: request.options.retry,
+        retries: job.retries,
+        retried_by,
         models,
-        stages,
+        stages: Vec::new(),
+        times: BTreeMap::new(),
+        cost,
+        forecast: request.options.forecast,
         eta_seconds,
-    }))
-}
-
-async fn stages(broker: &Broker, job: &Job) -> Result<Vec<StageStatus>, WorkerError> {
-    let lane = job.request.lane;
-    let mut stages = vec![
-        stage(
-            broker,
-            "preprocess",
-            StreamName::Tasks,
-            &[tasks_consumer(lane)],
-            true,
-        )
-        .await?,
-    ];
-    let consumers = |name: &dyn Fn(&str) -> String| -> Vec<String> {
-        job.models.iter().map(|model| name(&model.name)).collect()
-    };
-    let tensors = consumers(&|model| tensors_consumer(model, lane));
-    stages.push(stage(broker, "infer", StreamName::Tensors, &tensors, true).await?);
-    let results = consumers(&|model| results_consumer(&job.request.id, model));
-    stages.push(stage(broker, "sink", StreamName::Results, &results, false).await?);
-    Ok(stages)
-}
-
-async fn stage(
-    broker: &Broker,
-    name: &str,
-    stream: StreamName,
-    consumers: &[String],
-    of_all_jobs: bool,
-) -> Result<StageStatus, WorkerError> {
-    let mut status = StageStatus {
-        stage: name.to_owned(),
-        waiting: 0,
-        in_flight: 0,
-        of_all_jobs,
-    };
-    for consumer in consumers {
-        // A consumer that nobody has made yet holds nothing.
-        if let Some(stats) = broker.consumer_stats(stream, consumer).await? {
-            status.waiting += stats.waiting;
-            status.in_flight += stats.in_flight;
-        }
     }
-    Ok(status)
+}
+
+/// The stages that a job's messages go through, with the subjects that they wait under.
+pub(crate) fn waiting_rooms(subjects: &Subjects, job: &Job) -> [(Role, Stream, String); 3] {
+    let (id, lane) = (job.id(), job.lane());
+    [
+        (Role::Preprocess, Stream::Tasks, subjects.tasks(lane, id)),
+        (
+            Role::Infer,
+            Stream::Tensors,
+            subjects.tensors_of_job(lane, id),
+        ),
+        (Role::Sink, Stream::Results, subjects.results(id, "*")),
+    ]
+}
+
+async fn stages(
+    broker: &Broker,
+    subjects: &Subjects,
+    job: &Job,
+) -> Result<Vec<StageStatus>, WorkerError> {
+    let mut stages = Vec::new();
+    for (stage, stream, subject) in waiting_rooms(subjects, job) {
+        let waiting = broker.subject_count(stream, &subject).await?;
+        stages.push(StageStatus { stage, waiting });
+    }
+    Ok(stages)
 }

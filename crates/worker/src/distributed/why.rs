@@ -1,26 +1,20 @@
-//! Why a job does not move: where its images are, since when, and what was last said of them.
+//! Why a job does not move: where its images are, since when, and what was last reported about them.
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-use trommel_queue::{Broker, ConsumerStats, StreamName};
-use trommel_types::{Classification, ImageRef, Message, PreparedImage};
+use trommel_queue::{Broker, Stream};
+use trommel_types::{Classification, ImageRef, Message, PreparedImage, Role};
 
 use crate::WorkerError;
-use crate::distributed::names::{
-    Subjects, key, results_consumer, tasks_consumer, tensors_consumer,
-};
-use crate::distributed::presence::Presence;
+use crate::clock::now;
+use crate::distributed::job_store::JobStore;
+use crate::distributed::names::Subjects;
+use crate::distributed::presence;
 use crate::distributed::record::{Job, JobState};
-use crate::distributed::registry::Registry;
-use crate::distributed::worker::Role;
-use crate::settle::now;
+use crate::distributed::status::waiting_rooms;
+use crate::reports::PutOff;
 
 /// Images that are named of each stage.
 const NAMED: usize = 3;
-/// Messages looked at for them; messages with tensors are large.
-const LOOKED_AT: usize = 300;
-const TENSORS_LOOKED_AT: usize = 30;
 /// Longest time a moving job's rows may keep still.
 const STILL: i64 = 60_000_000;
 /// Rows a second below which a job stands still.
@@ -37,23 +31,19 @@ pub struct JobReasons {
     pub findings: Vec<String>,
     /// Where its images are.
     pub stages: Vec<StageReasons>,
-    /// What workers last said of its images, a stage each.
-    pub said: Vec<Said>,
+    /// What workers last reported about images that they put off.
+    pub put_off: Vec<PutOff>,
 }
 
 /// What waits for a stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageReasons {
-    /// `preprocess`, `infer` or `sink`.
-    pub stage: String,
+    /// The stage.
+    pub stage: Role,
     /// Workers with this role that are alive.
     pub workers: usize,
-    /// Messages that nobody works on; of all jobs of the lane, but for `sink`.
+    /// The job's messages that wait for it or are worked on.
     pub waiting: u64,
-    /// Messages that somebody works on, likewise.
-    pub in_flight: u64,
-    /// Of the latter, those that came to a worker before.
-    pub redelivered: u64,
     /// The job's images that have been here longest.
     pub oldest: Vec<OldImage>,
 }
@@ -69,48 +59,30 @@ pub struct OldImage {
     pub seconds: f64,
 }
 
-/// What a worker said of an image that it put off.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
-    /// `preprocess` or `infer`.
-    pub stage: String,
-    /// The job.
-    pub job: String,
-    /// The image.
-    pub uri: String,
-    /// How often it had come.
-    pub attempt: u32,
-    /// What was wrong.
-    pub error: String,
-    /// When, in microseconds since the Unix epoch, UTC.
-    pub at: i64,
-}
-
 /// Explains a job; `None` if there is none.
 pub(crate) async fn explain(
     broker: &Broker,
     subjects: &Subjects,
-    registry: &Registry,
+    store: &JobStore,
     id: &str,
 ) -> Result<Option<JobReasons>, WorkerError> {
-    let Some(job) = registry.job(id).await? else {
+    let Some(job) = store.job(id).await? else {
         return Ok(None);
     };
-    let workers = Presence::alive(registry).await?;
+    let workers = presence::alive(store).await?;
     let with = |role| workers.iter().filter(|worker| worker.has(role)).count();
-    let mut said: Vec<Said> = Vec::new();
-    for key in registry.kv().keys(&key::said(id)).await? {
-        said.extend(registry.read::<Said>(&key).await?.map(|(said, _)| said));
-    }
+    let reports = workers.iter().flat_map(|worker| worker.put_off.iter());
+    let mut put_off: Vec<_> = reports.filter(|report| report.job == id).cloned().collect();
+    put_off.sort_by_key(|report| std::cmp::Reverse(report.at));
     let mut reasons = JobReasons {
         id: id.to_owned(),
         state: job.state,
         findings: Vec::new(),
         stages: Vec::new(),
-        said,
+        put_off,
     };
     let ended = |words: &str| match &job.reason {
-        Some(reason) => format!("the job {words}: {reason}"),
+        Some(reason) => format!("the job {words}: {}", reason.text),
         None => format!("the job {words}"),
     };
     match job.state {
@@ -125,24 +97,47 @@ pub(crate) async fn explain(
             .findings
             .push(ended("waits for its listing to begin")),
         JobState::Running => {
-            reasons.stages = stages(broker, subjects, &job, &with).await?;
-            reasons.findings = findings(registry, &job, &reasons, with(Role::Ingest)).await?;
+            for (stage, stream, subject) in waiting_rooms(subjects, &job) {
+                let look = Look { broker, stream };
+                reasons.stages.push(StageReasons {
+                    stage,
+                    workers: with(stage),
+                    waiting: broker.subject_count(stream, &subject).await?,
+                    oldest: match stage {
+                        Role::Preprocess => look.oldest(&subject, |task: ImageRef| task).await?,
+                        Role::Infer => {
+                            let image = |tensor: PreparedImage| tensor.image;
+                            look.oldest(&subject, image).await?
+                        }
+                        _ => {
+                            look.oldest(&subject, |row: Classification| row.image)
+                                .await?
+                        }
+                    },
+                });
+            }
+            reasons.findings = findings(store, &job, &reasons, with(Role::Ingest)).await?;
         }
     }
     Ok(Some(reasons))
 }
 
 async fn findings(
-    registry: &Registry,
+    store: &JobStore,
     job: &Job,
     reasons: &JobReasons,
     listers: usize,
 ) -> Result<Vec<String>, WorkerError> {
-    let id = job.request.id.as_str();
-    let listing = registry.listing(id).await?;
+    let progress = store.progress(job.id()).await?;
+    let listing = progress.listing;
     let mut findings = Vec::new();
     if let Some(reason) = &job.reason {
-        findings.push(format!("ingest: {reason}"));
+        findings.push(format!("ingest: {}", reason.text));
+    }
+    for (model, rows) in &progress.rows {
+        if let Some(waits_for) = &rows.waits_for {
+            findings.push(format!("the sink of model {model} waits: {waits_for}"));
+        }
     }
     if !listing.ended && listers == 0 {
         findings.push(format!(
@@ -151,36 +146,27 @@ async fn findings(
         ));
     }
     for stage in &reasons.stages {
-        let (name, waiting) = (&stage.stage, stage.waiting);
-        if waiting + stage.in_flight > 0 && stage.workers == 0 {
+        let (name, waiting) = (stage.stage, stage.waiting);
+        if waiting > 0 && stage.workers == 0 {
             findings.push(format!(
                 "{waiting} images wait for {name} and no worker of that role is alive; start one with trommel worker --role {name}"
             ));
         }
-        if stage.redelivered > 0 {
-            findings.push(format!(
-                "{} images in {name} came to a worker before and were not finished; see what was last said",
-                stage.redelivered
-            ));
-        }
     }
-    let mut committed = u64::MAX;
-    let mut is_moving = false;
-    for model in &job.models {
-        let rows = registry.rows(id, &model.name).await?;
-        committed = committed.min(rows.committed);
-        is_moving |= rows.rate > MOVING;
-    }
-    let nowhere = reasons
-        .stages
-        .iter()
-        .all(|stage| stage.waiting + stage.in_flight == 0);
+    let of = |model: &trommel_types::JobModel| progress.rows.get(&model.name);
+    let models = job.models().iter();
+    let committed = models
+        .clone()
+        .map(|model| of(model).map_or(0, |rows| rows.committed));
+    let committed = committed.min().unwrap_or_default();
+    let is_moving = models.filter_map(of).any(|rows| rows.rate > MOVING);
+    let nowhere = reasons.stages.iter().all(|stage| stage.waiting == 0);
     let is_old = job
         .started_at
         .is_some_and(|started| now() - started > STILL);
     if listing.ended && nowhere && is_old && committed < listing.listed && !is_moving {
         findings.push(format!(
-            "{} images have no row and are in no queue: the broker has lost them; cancel the job and submit it again to another output",
+            "{} images have no row and are in no queue: the broker has lost them; an ingest worker queues them again by itself",
             listing.listed - committed
         ));
     }
@@ -201,143 +187,32 @@ async fn findings(
     Ok(findings)
 }
 
-async fn stages(
-    broker: &Broker,
-    subjects: &Subjects,
-    job: &Job,
-    with: &impl Fn(Role) -> usize,
-) -> Result<Vec<StageReasons>, WorkerError> {
-    let (id, lane) = (job.request.id.as_str(), job.request.lane);
-    let look = Look { broker, job: id };
-    let tasks = look
-        .stage::<ImageRef>(
-            StreamName::Tasks,
-            vec![(tasks_consumer(lane), subjects.tasks(lane))],
-            LOOKED_AT,
-            |task| task,
-        )
-        .await?;
-    let of_models = |each: &dyn Fn(&str) -> (String, String)| -> Vec<_> {
-        job.models.iter().map(|model| each(&model.name)).collect()
-    };
-    let tensors = of_models(&|model| {
-        let consumer = tensors_consumer(model, lane);
-        (consumer, subjects.tensors(model, lane))
-    });
-    let tensors = look
-        .stage::<PreparedImage>(StreamName::Tensors, tensors, TENSORS_LOOKED_AT, |tensor| {
-            tensor.image
-        })
-        .await?;
-    let results = of_models(&|model| (results_consumer(id, model), subjects.results(id, model)));
-    let results = look
-        .stage::<Classification>(StreamName::Results, results, LOOKED_AT, |row| row.image)
-        .await?;
-    let stages = [
-        (Role::Preprocess, tasks),
-        (Role::Infer, tensors),
-        (Role::Sink, results),
-    ];
-    Ok(stages
-        .into_iter()
-        .map(|(role, stage)| StageReasons {
-            stage: role.as_str().to_owned(),
-            workers: with(role),
-            ..stage
-        })
-        .collect())
-}
-
 struct Look<'a> {
     broker: &'a Broker,
-    job: &'a str,
+    stream: Stream,
 }
 
 impl Look<'_> {
-    /// Adds up consumers with their subjects, and looks for the job's oldest images before them.
-    async fn stage<T: Message>(
+    /// The images under a subject that were stored first.
+    async fn oldest<T: Message>(
         &self,
-        stream: StreamName,
-        consumers: Vec<(String, String)>,
-        looked_at: usize,
+        subject: &str,
         image_of: fn(T) -> ImageRef,
-    ) -> Result<StageReasons, WorkerError> {
-        let mut stage = StageReasons {
-            stage: String::new(),
-            workers: 0,
-            waiting: 0,
-            in_flight: 0,
-            redelivered: 0,
-            oldest: Vec::new(),
-        };
-        for (consumer, subject) in consumers {
-            let ConsumerStats {
-                waiting,
-                in_flight,
-                redelivered,
-                settled_up_to,
-            } = match self.broker.consumer_stats(stream, &consumer).await? {
-                Some(stats) => stats,
-                // Nobody has taken anything from there yet.
-                None => ConsumerStats {
-                    waiting: self.broker.subject_count(stream, &subject).await?,
-                    in_flight: 0,
-                    redelivered: 0,
-                    settled_up_to: 0,
-                },
+    ) -> Result<Vec<OldImage>, WorkerError> {
+        let (mut oldest, mut from) = (Vec::new(), 1);
+        for _ in 0..NAMED {
+            let Some(held) = self.broker.peek(self.stream, subject, from).await? else {
+                break;
             };
-            stage.waiting += waiting;
-            stage.in_flight += in_flight;
-            stage.redelivered += redelivered;
-            let mut from = settled_up_to + 1;
-            for _ in 0..looked_at {
-                if stage.oldest.len() >= NAMED {
-                    break;
-                }
-                let Some(held) = self.broker.peek(stream, &subject, from).await? else {
-                    break;
-                };
-                from = held.sequence + 1;
-                let Ok(image) = T::decode(&held.payload).map(image_of) else {
-                    continue;
-                };
-                if *image.job == *self.job {
-                    stage.oldest.push(OldImage {
-                        index: image.index,
-                        uri: image.uri,
-                        seconds: (now() - held.stored_at).max(0) as f64 / 1e6,
-                    });
-                }
+            from = held.sequence + 1;
+            if let Ok(image) = T::decode(&held.payload).map(image_of) {
+                oldest.push(OldImage {
+                    index: image.index,
+                    uri: image.uri,
+                    seconds: (now() - held.stored_at).max(0) as f64 / 1e6,
+                });
             }
         }
-        Ok(stage)
+        Ok(oldest)
     }
-}
-
-/// Notes what is said of images, a note for each job and stage every so often.
-pub(crate) async fn note(
-    registry: Registry,
-    mut said: mpsc::Receiver<Said>,
-    shutdown: CancellationToken,
-) -> Result<(), WorkerError> {
-    while let Some(Some(first)) = shutdown.run_until_cancelled(said.recv()).await {
-        // Of what came meanwhile the last word of each job counts.
-        let mut latest = vec![first];
-        while let Ok(next) = said.try_recv() {
-            latest.retain(|said| (&said.job, &said.stage) != (&next.job, &next.stage));
-            latest.push(next);
-        }
-        for said in latest {
-            let key = format!("{}{}", key::said(&said.job), said.stage);
-            if let Err(error) = registry.put(&key, &said).await {
-                tracing::debug!(%error, "what was said is not noted");
-            }
-        }
-        shutdown
-            .run_until_cancelled(tokio::time::sleep(std::time::Duration::from_secs(1)))
-            .await;
-    }
-    // Roles without images have nothing to say; the process goes on all the same.
-    shutdown.cancelled().await;
-    Ok(())
 }

@@ -1,64 +1,46 @@
 //! A process that holds one or several roles over the broker.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use trommel_infer::Runtime;
+use trommel_infer::{Capacity, Runtime, Wanted};
 use trommel_queue::Broker;
-use trommel_storage::{SourceOptions, fetcher};
+use trommel_source::{SourceOptions, fetcher};
+use trommel_types::{Role, RowOptions};
 
 use crate::distributed::infer_models::{self, ModelEngines};
+use crate::distributed::job_lease::JobLeases;
+use crate::distributed::job_store::JobStore;
+use crate::distributed::live_jobs::LiveJobs;
 use crate::distributed::names::Subjects;
 use crate::distributed::planned_jobs::PlannedJobs;
 use crate::distributed::presence::{self, Presence, StageWork};
 use crate::distributed::queues::{self, Ends};
-use crate::distributed::registry::{LiveJobs, Registry};
+use crate::distributed::remote_model::RemoteModel;
 use crate::distributed::repository::Repository;
-use crate::distributed::{control, ingest_jobs, output, sink_jobs, why};
+use crate::distributed::{control, ingest_jobs, output, sink_jobs, tensor_requests, upkeep};
 use crate::hop::{LocalHop, QueueHop, TensorHop};
 use crate::infer::Engines;
 use crate::intake::Intake;
-use crate::job::Jobs;
+use crate::job::{Jobs, ModelId, PlannedModel};
+use crate::preprocess::PreparePool;
+use crate::reports::Reports;
 use crate::settle::Settler;
-use crate::{Progress, Readiness, WorkerConfig, WorkerError, metrics, preprocess};
+use crate::sink::HeldRows;
+use crate::{
+    Allowed, Answers, LiveEngine, LiveModel, Progress, Readiness, Remote, WorkerConfig,
+    WorkerError, metrics, preprocess, request_times,
+};
 
+/// Bytes of a tensor of 224 × 224 pixels, for the model that is not known before its first job.
+const USUAL_TENSOR: usize = 3 * 224 * 224;
 /// Longest wait for the broker at the end.
 const FLUSH: Duration = Duration::from_secs(2);
-
-/// A part of the work that scales on its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Lists sources and answers the control API.
-    Ingest,
-    /// Fetches, decodes and resizes.
-    Preprocess,
-    /// Runs models.
-    Infer,
-    /// Commits rows.
-    Sink,
-}
-
-impl Role {
-    /// All roles, in flow order.
-    pub const ALL: [Self; 4] = [Self::Ingest, Self::Preprocess, Self::Infer, Self::Sink];
-
-    /// The word for it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ingest => "ingest",
-            Self::Preprocess => "preprocess",
-            Self::Infer => "infer",
-            Self::Sink => "sink",
-        }
-    }
-}
 
 /// The way of a tensor from preprocess to infer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +64,8 @@ pub struct WorkerOptions {
     pub model_cache: PathBuf,
     /// The way of tensors.
     pub tensor_hop: HopKind,
+    /// Models that an infer worker keeps warm for requests that serve workers ask it about.
+    pub serve: Vec<String>,
     /// ONNX Runtime's shared library, if it is named.
     pub onnxruntime: Option<PathBuf>,
 }
@@ -93,16 +77,22 @@ pub struct Worker {
     config: WorkerConfig,
     subjects: Subjects,
     broker: Broker,
-    registry: Registry,
+    store: JobStore,
     live: Arc<LiveJobs>,
     repository: Arc<Repository>,
-    runtime: Option<Runtime>,
+    /// Of the infer role.
+    engines: Option<Arc<ModelEngines>>,
+    /// Of the preprocess and serve roles.
+    pool: Option<Arc<PreparePool>>,
+    serve: Vec<String>,
+    /// Models of the serve role that infer workers run.
+    remote: Mutex<Vec<Arc<RemoteModel>>>,
     presence: Presence,
     readiness: Readiness,
 }
 
 impl Worker {
-    /// Connects and checks everything that the roles need, so that what is missing is told before
+    /// Connects and checks everything that the roles need, so that what is missing is reported before
     /// any work.
     ///
     /// # Errors
@@ -128,7 +118,10 @@ impl Worker {
         };
         let runtime = if has(Role::Infer) {
             let runtime = Runtime::load(options.onnxruntime.as_deref())?;
-            let (models, loaded) = (config.infer.model_options()?, runtime.clone());
+            let (models, loaded) = (
+                config.infer.model_options(Capacity::default())?,
+                runtime.clone(),
+            );
             let checked = tokio::task::spawn_blocking(move || models.check_devices(&loaded));
             checked.await.map_err(|_| WorkerError::Panicked {
                 what: "looking for the devices",
@@ -141,30 +134,127 @@ impl Worker {
         let broker =
             Broker::connect(&config.broker, &format!("trommel {}", names.join(","))).await?;
         broker.ensure_streams().await?;
-        let registry = Registry::new(broker.kv().await?);
-        if has(Role::Preprocess) && options.tensor_hop == HopKind::Jetstream {
-            // One that cannot be read is told when a job names it.
-            let models = repository.names_here().into_iter();
-            for model in models.filter_map(|name| repository.model_here(&name).ok()) {
-                Repository::check_payload(&model, broker.max_payload())?;
-            }
-        }
-        let presence = Presence::announce(&registry, &options.roles, &repository).await?;
+        let store = JobStore::new(broker.kv().await?);
+        let presence = Presence::announce(&store, &options.roles, &repository).await?;
         let readiness = Readiness::default();
         readiness.needs(broker.clone(), Arc::clone(&repository));
+        let engines = runtime.map(|runtime| {
+            let (infer, live) = (config.infer.clone(), config.serve.live_options());
+            let repository = Arc::clone(&repository);
+            Arc::new(ModelEngines::new(
+                repository,
+                runtime,
+                infer,
+                live,
+                readiness.clone(),
+            ))
+        });
+        let pool = match has(Role::Preprocess) || has(Role::Serve) {
+            true => Some(Arc::new(PreparePool::start(&config.preprocess)?)),
+            false => None,
+        };
         Ok(Self {
             hop: options.tensor_hop,
             subjects: Subjects::new(&config.broker.prefix),
-            live: Arc::new(LiveJobs::watch(registry.clone()).await?),
+            live: Arc::new(LiveJobs::watch(store.clone()).await?),
             roles: options.roles,
             config,
             broker,
-            registry,
+            store,
             repository,
-            runtime,
+            engines,
+            pool,
+            serve: options.serve,
+            remote: Mutex::default(),
             presence,
             readiness,
         })
+    }
+
+    /// What answers requests for these models of the repository. They hold what `rows` says, unless they say
+    /// otherwise.
+    ///
+    /// A process that holds infer loads the models and answers on the threads and engines of its roles:
+    /// requests go first, jobs have all the rest. One that does not decodes, and asks infer workers.
+    ///
+    /// # Errors
+    /// When the process holds neither serve nor both preprocess and infer, when a model cannot be run,
+    /// or when no message holds its tensors.
+    pub async fn answers(
+        &self,
+        names: &[String],
+        rows: &RowOptions,
+    ) -> Result<Answers, WorkerError> {
+        let holds_both = self.roles.contains(&Role::Serve) || self.engines.is_some();
+        let Some(pool) = self.pool.as_ref().filter(|_| holds_both) else {
+            return Err(WorkerError::Settings(
+                "requests are answered by a process that holds serve, or preprocess and infer; name them with --role".to_owned(),
+            ));
+        };
+        let wanted = Wanted::from(rows);
+        let mut models = Vec::with_capacity(names.len());
+        for name in names {
+            let (repository, named) = (Arc::clone(&self.repository), name.clone());
+            let known = tokio::task::spawn_blocking(move || repository.model(&named));
+            let known = known.await.map_err(|_| WorkerError::Panicked {
+                what: "looking for a model",
+            })??;
+            let plan = known.plan(rows.reference)?;
+            let engine = match &self.engines {
+                Some(engines) => {
+                    let engine = engines.keep(&known.id, &wanted).await?;
+                    if engine.prompt().is_some() {
+                        return Err(WorkerError::Settings(format!(
+                            "model {name} is a prompt, which jobs ask; requests go to its servers directly"
+                        )));
+                    }
+                    engine.check(&wanted)?;
+                    LiveEngine::Here(engine)
+                }
+                None => LiveEngine::There(Remote(self.remote(&PlannedModel {
+                    id: known.id.clone(),
+                    plan: Arc::clone(&plan),
+                    also: None,
+                })?)),
+            };
+            models.push(LiveModel {
+                name: Arc::clone(&known.id.name),
+                plan,
+                engine,
+            });
+        }
+        Answers::on(Arc::clone(pool), models, rows, &self.config)
+    }
+
+    /// A model that infer workers run.
+    fn remote(&self, model: &PlannedModel) -> Result<Arc<RemoteModel>, WorkerError> {
+        Repository::check_payload(model, self.broker.max_payload())?;
+        let shape = model.plan.shape().ok_or_else(|| {
+            WorkerError::Model(format!(
+                "model {}: its images end up in different sizes; set [preprocess] crop or resize in trommel.toml",
+                model.id.name
+            ))
+        })?;
+        let ModelId { name, version } = &model.id;
+        let need = self.readiness.need(format!(
+            "no infer worker with a warm model {name} in version {version} answers"
+        ));
+        let remote = Arc::new(RemoteModel::new(
+            model.id.clone(),
+            self.broker.clone(),
+            self.subjects.infer(name, version),
+            shape,
+            self.config.serve.infer_timeout,
+            need,
+        ));
+        let mut all = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Arc::clone(&remote));
+        Ok(remote)
+    }
+
+    /// The broker that it works with.
+    pub fn broker(&self) -> &Broker {
+        &self.broker
     }
 
     /// Whether it is at work, for those who ask from outside.
@@ -172,7 +262,7 @@ impl Worker {
         self.readiness.clone()
     }
 
-    /// Works until `stop` fires, then finishes what is in hand within `shutdown.drain-timeout` and
+    /// Works until `stop` fires, then finishes what is in flight within `shutdown.drain-timeout` and
     /// gives the rest back. Calls `ready` once all roles are at work.
     ///
     /// # Errors
@@ -184,12 +274,20 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         let mut roles = JoinSet::new();
         let halt = stop.child_token();
-        let engines = self.spawn(&mut roles, &halt).await?;
+        let (reports, progress) = (Reports::default(), Arc::new(Progress::default()));
+        let engines = self.spawn(&mut roles, &halt, &reports, &progress).await?;
         let (held, config) = (self.roles.clone(), self.config.clone());
+        let latest = move |presence: &mut Presence| {
+            presence.work = work(&held, &config, engines.as_deref());
+            presence.times = progress.times();
+            presence.put_off = reports.latest();
+            presence.requests = request_times::so_far();
+        };
         roles.spawn(presence::keep(
-            self.registry.clone(),
+            self.store.clone(),
             self.presence.clone(),
-            move || work(&held, &config, engines.as_deref()),
+            Arc::clone(&self.repository),
+            latest,
             halt.clone(),
         ));
         self.broker.flush().await?; // the server knows of all consumers and endpoints
@@ -214,7 +312,7 @@ impl Worker {
         }));
         // What was settled last is to reach the server before the process is gone.
         if let Ok(Err(error)) = timeout(FLUSH, self.broker.flush()).await {
-            tracing::warn!(%error, "the last words to the broker may be lost");
+            tracing::warn!(%error, "the last messages to the broker may be lost");
         }
         first.and(drained)
     }
@@ -223,27 +321,27 @@ impl Worker {
         &self,
         roles: &mut JoinSet<Result<(), WorkerError>>,
         halt: &CancellationToken,
+        reports: &Reports,
+        progress: &Arc<Progress>,
     ) -> Result<Option<Arc<ModelEngines>>, WorkerError> {
-        let results = queues::results(&self.broker, &self.subjects).await?;
-        let (said, heard) = mpsc::channel(64);
+        let (broker, subjects) = (&self.broker, &self.subjects);
+        let max_tensor = (self.hop == HopKind::Jetstream).then(|| broker.max_payload());
+        let jobs: Arc<dyn Jobs> = Arc::new(PlannedJobs::new(
+            Arc::clone(&self.live),
+            self.store.clone(),
+            broker.clone(),
+            subjects.clone(),
+            Arc::clone(&self.repository),
+            max_tensor,
+        ));
         let settler = Settler {
-            results,
+            results: queues::results(broker, subjects).await?,
+            jobs,
             retry: self.config.retry.clone(),
-            progress: Arc::new(Progress::default()),
-            said: Some(said),
+            progress: Arc::clone(progress),
+            reports: reports.clone(),
         };
-        roles.spawn(why::note(self.registry.clone(), heard, halt.clone()));
-        let jobs: Arc<dyn Jobs> = Arc::new(PlannedJobs {
-            jobs: Arc::clone(&self.live),
-            registry: self.registry.clone(),
-            repository: Arc::clone(&self.repository),
-            planned: Mutex::default(),
-        });
-        let engines = self.runtime.clone().map(|runtime| {
-            let (repository, config) = (Arc::clone(&self.repository), self.config.infer.clone());
-            let readiness = self.readiness.clone();
-            Arc::new(ModelEngines::new(repository, runtime, config, readiness))
-        });
+        let engines = self.engines.clone();
         if let Some(engines) = &engines {
             // A stop does not wait for a model.
             let loaded = halt.run_until_cancelled(engines.preload());
@@ -252,10 +350,10 @@ impl Worker {
         for role in &self.roles {
             metrics::begin(*role);
             match (role, &engines) {
-                (Role::Ingest, _) => self.spawn_ingest(roles, halt).await?,
+                (Role::Ingest, _) => self.spawn_ingest(roles, halt, &settler).await?,
                 (Role::Preprocess, _) => {
                     let hop = self.hop(engines.as_ref(), &settler).await?;
-                    let context = self.preprocess(Arc::clone(&jobs), hop, settler.clone());
+                    let context = self.preprocess(hop, settler.clone());
                     roles.spawn(preprocess::run(Arc::new(context.await?), halt.clone()));
                 }
                 (Role::Infer, Some(engines)) => {
@@ -264,22 +362,30 @@ impl Worker {
                         subjects: self.subjects.clone(),
                         config: self.config.clone(),
                         live: Arc::clone(&self.live),
-                        jobs: Arc::clone(&jobs),
+                        store: self.store.clone(),
                         engines: Arc::clone(engines),
                         settler: settler.clone(),
                     };
                     roles.spawn(infer_models::run(Arc::new(context), halt.clone()));
+                    self.spawn_tensor_requests(roles, halt, engines).await?;
+                }
+                (Role::Serve, _) => {
+                    let models = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+                    for model in models.iter() {
+                        roles.spawn(Arc::clone(model).watch(halt.clone()));
+                    }
                 }
                 (Role::Infer, None) => {}
                 (Role::Sink, _) => {
                     let context = sink_jobs::Context {
                         broker: self.broker.clone(),
                         subjects: self.subjects.clone(),
-                        registry: self.registry.clone(),
-                        jobs: Arc::clone(&self.live),
+                        store: self.store.clone(),
+                        leases: self.leases(),
+                        live: Arc::clone(&self.live),
                         config: self.config.clone(),
-                        owner: self.presence.id().to_owned(),
-                        open: output::opener(&self.config, &self.registry),
+                        held: HeldRows::new(self.config.share_of_budget()),
+                        open: output::opener(&self.config, &self.store),
                     };
                     roles.spawn(sink_jobs::run(Arc::new(context), halt.clone()));
                 }
@@ -288,13 +394,40 @@ impl Worker {
         Ok(engines)
     }
 
+    /// Takes the tensors that serve workers send.
+    async fn spawn_tensor_requests(
+        &self,
+        roles: &mut JoinSet<Result<(), WorkerError>>,
+        halt: &CancellationToken,
+        engines: &Arc<ModelEngines>,
+    ) -> Result<(), WorkerError> {
+        for name in &self.serve {
+            let warm = tensor_requests::open(
+                &self.broker,
+                &self.subjects,
+                &self.repository,
+                engines,
+                &self.config.serve,
+                name,
+            );
+            roles.spawn(tensor_requests::run(warm.await?, halt.clone()));
+        }
+        Ok(())
+    }
+
     async fn spawn_ingest(
         &self,
         roles: &mut JoinSet<Result<(), WorkerError>>,
         halt: &CancellationToken,
+        settler: &Settler,
     ) -> Result<(), WorkerError> {
         let (broker, subjects, config) = (&self.broker, &self.subjects, &self.config);
-        let models = self.repository.names_here();
+        // So that workers can be scaled from none by their backlog.
+        let repository = Arc::clone(&self.repository);
+        let models = tokio::task::spawn_blocking(move || repository.all_here());
+        let models = models.await.map_err(|_| WorkerError::Panicked {
+            what: "looking at the models",
+        })?;
         queues::ensure_consumers(broker, subjects, config, &models).await?;
         let jobs = queues::jobs(broker, subjects, config, Ends::Both).await?;
         let context = ingest_jobs::Context {
@@ -304,25 +437,44 @@ impl Worker {
                 config.ingest.max_jobs.get(),
             ),
             tasks: queues::tasks(broker, subjects, config, Ends::Publish).await?,
-            registry: self.registry.clone(),
-            jobs: Arc::clone(&self.live),
+            settler: settler.clone(),
+            store: self.store.clone(),
+            leases: self.leases(),
+            live: Arc::clone(&self.live),
             repository: Arc::clone(&self.repository),
+            allowed: self.allowed()?,
+            open: output::opener(config, &self.store),
             config: config.clone(),
             subjects: subjects.clone(),
             broker: broker.clone(),
         };
-        roles.spawn(ingest_jobs::run(Arc::new(context), halt.clone()));
+        let context = Arc::new(context);
+        let upkeep = upkeep::run(Arc::clone(&context), Arc::clone(&jobs), halt.clone());
+        roles.spawn(upkeep);
+        roles.spawn(ingest_jobs::run(context, halt.clone()));
         let control = control::Context {
             broker: broker.clone(),
             prefix: config.broker.prefix.clone(),
             subjects: subjects.clone(),
-            registry: self.registry.clone(),
+            store: self.store.clone(),
             repository: Arc::clone(&self.repository),
             jobs,
         };
         let service = control::start(&control).await?;
         roles.spawn(control::run(Arc::new(control), service, halt.clone()));
         Ok(())
+    }
+
+    fn allowed(&self) -> Result<Arc<Allowed>, WorkerError> {
+        let allowed = Allowed::new(&self.config.access);
+        allowed
+            .map(Arc::new)
+            .map_err(|problems| WorkerError::Settings(problems.join("; ")))
+    }
+
+    fn leases(&self) -> JobLeases {
+        let (owner, ttl) = (self.presence.id(), self.config.sink.lease);
+        JobLeases::new(self.store.clone(), owner, ttl)
     }
 
     async fn hop(
@@ -343,27 +495,32 @@ impl Worker {
 
     async fn preprocess(
         &self,
-        jobs: Arc<dyn Jobs>,
         output: Arc<dyn TensorHop>,
         settler: Settler,
     ) -> Result<preprocess::Context, WorkerError> {
         let config = &self.config.preprocess;
         let mut in_flight = config.in_flight();
         if self.hop == HopKind::Local {
-            // A task stays in hand until its image is classified.
-            let infer = &self.config.infer;
-            in_flight += infer.tensors_in_hand(infer.largest_batch());
+            // A task stays in flight until its image is classified.
+            let largest = self.config.infer.largest_batch();
+            in_flight += self.config.in_flight_of(USUAL_TENSOR, largest);
         }
         let tasks = queues::tasks(&self.broker, &self.subjects, &self.config, Ends::Both).await?;
         let source = SourceOptions {
             s3: self.config.s3.clone(),
+            http: self.config.http.clone(),
+            video: self.config.video.clone(),
+            rule: self.allowed()?.rule(),
             ..SourceOptions::default()
         };
         Ok(preprocess::Context {
             intake: Intake::new(Role::Preprocess, tasks, in_flight),
-            jobs,
             source: fetcher(&source),
-            pool: preprocess::PreparePool::start(config)?,
+            allowed: Some(self.allowed()?),
+            pool: match &self.pool {
+                Some(pool) => Arc::clone(pool),
+                None => Arc::new(PreparePool::start(config)?),
+            },
             output,
             progress: Arc::clone(&settler.progress),
             settler,
@@ -381,7 +538,7 @@ fn work(roles: &[Role], config: &WorkerConfig, engines: Option<&ModelEngines>) -
         StageWork {
             role: *role,
             threads: match role {
-                Role::Preprocess => config.preprocess.threads(),
+                Role::Preprocess | Role::Serve => config.preprocess.threads(),
                 _ => 1,
             },
             images,

@@ -1,12 +1,26 @@
 use std::path::Path;
 
+use trommel_types::Reference;
+
+use super::family::{CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD};
 use super::*;
+use crate::Resample;
+
+const AUTO: Asked = Asked {
+    reference: Reference::Auto,
+    by: "",
+};
 
 fn read(text: &str) -> Result<Plan, ConfigError> {
-    plan(&JsonFile::parse(
-        Path::new("preprocessor_config.json"),
-        text,
-    )?)
+    read_of_model(text, None)
+}
+
+/// The plan of a processor's file in the folder of a model with this `config.json`.
+fn read_of_model(text: &str, model: Option<&str>) -> Result<Plan, ConfigError> {
+    let parse = |name: &str, text: &str| JsonFile::parse(Path::new(name), text);
+    let model = model.map(|text| parse("config.json", text)).transpose()?;
+    let file = parse("preprocessor_config.json", text)?;
+    plan(&file, model.as_ref(), AUTO)
 }
 
 fn geometry(text: &str) -> (Resize, Option<(u32, u32)>) {
@@ -40,6 +54,7 @@ fn old_and_new_key_styles_mean_the_same() {
         r#"{"image_processor_type":"ViTImageProcessor","size":{"height":224,"width":224}}"#,
         r#"{"image_processor_type":"ViTImageProcessorFast","size":[224,224]}"#,
         r#"{"image_processor_type":"ViTImageProcessorPil","size":null}"#,
+        r#"{"image_processor_type":"ViTFeatureExtractor","size":224}"#,
     ] {
         assert_eq!(geometry(text), (exact(224), None), "{text}");
     }
@@ -71,6 +86,10 @@ fn every_family_has_the_defaults_of_its_class() {
         ("ConvNext", exact(384), None, Bicubic, half),
         ("CLIP", shortest(224), square(224), Bicubic, clip),
         ("Bit", shortest(224), square(224), Bicubic, clip),
+        ("ChineseCLIP", shortest(224), square(224), Bicubic, clip),
+        ("Blip", exact(384), None, Bicubic, clip),
+        ("Pvt", exact(224), None, Bicubic, imagenet),
+        ("Segformer", exact(512), None, Bilinear, imagenet),
         ("Siglip", exact(224), None, Bicubic, half),
         ("EfficientNet", exact(346), None, Bicubic, (HALF, [0.25; 3])),
         ("MobileNetV1", shortest(256), square(224), Bilinear, half),
@@ -189,10 +208,8 @@ fn resampling_has_pillows_codes() {
         .into_iter()
         .enumerate()
     {
-        assert_eq!(
-            class("ViT", &format!(r#","resample":{code}"#)).resample,
-            filter
-        );
+        let keys = format!(r#","use_fast":false,"resample":{code}"#);
+        assert_eq!(class("ViT", &keys).resample, filter);
     }
 }
 
@@ -208,48 +225,157 @@ fn flags_switch_steps_off() {
     );
     let Normalization { scale, mean, std } = plan.normalization;
     assert_eq!((scale, mean, std), (1.0, [0.0; 3], [1.0; 3]));
-    let flipped = class("ViT", r#","do_flip_channel_order":true"#);
-    assert_eq!(flipped.channel_order, ChannelOrder::Bgr);
+    let plain = class("MobileViT", r#","do_flip_channel_order":false"#);
+    assert_eq!(plain.channel_order, ChannelOrder::Rgb);
+}
+
+/// Every key is one that plain processors have, so that only the class tells what is done.
+#[test]
+fn a_class_that_is_not_followed_is_refused_by_name() {
+    let keys = r#""size":{"height":32,"width":48},"resample":1,"image_mean":0.5,"image_std":0.5"#;
+    for class in [
+        "NewImageProcessor",
+        "PPLCNetImageProcessor",
+        "DonutImageProcessor",
+        "VideoMAEImageProcessor",
+        "LayoutLMv3ImageProcessor",
+        "LayoutLMv3FeatureExtractor",
+        "PerceiverImageProcessor",
+        "ImageGPTImageProcessor",
+        "TextNetImageProcessor",
+        "Siglip2ImageProcessor",
+        "Siglip2ImageProcessorFast",
+        "DINOv3ViTImageProcessor",
+        "OwlViTImageProcessor",
+        "ViTImageProcessorNew",
+        "MyViTImageProcessor",
+        "ImageProcessor",
+        "ViT",
+    ] {
+        let error = error(&format!(r#"{{"image_processor_type":"{class}",{keys}}}"#));
+        let start = format!("`image_processor_type` is \"{class}\", which is not followed: ");
+        assert!(error.contains(&start), "{error}");
+        for words in [
+            "ViTImageProcessor, and timm's",
+            "[preprocess] of trommel.toml",
+        ] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
 }
 
 #[test]
-fn an_unknown_class_must_say_everything() {
-    let keys = [
-        r#""size":{"height":32,"width":48}"#,
-        r#""resample":1"#,
-        r#""image_mean":0.5"#,
-        r#""image_std":[0.1,0.2,0.3]"#,
-    ];
-    let file = |keys: &[&str]| {
-        format!(
-            r#"{{"image_processor_type":"NewImageProcessor",{}}}"#,
-            keys.join(",")
+fn an_option_that_is_not_followed_is_refused_by_name() {
+    for (name, option) in [
+        ("ViT", r#""do_pad":true"#),
+        ("ViT", r#""do_pad":true,"pad_size":300"#),
+        ("CLIP", r#""size_divisor":32"#),
+        ("ViT", r#""resize_short":256"#),
+        ("ViT", r#""do_thumbnail":true"#),
+        ("ViT", r#""do_align_long_axis":true"#),
+        ("ViT", r#""apply_ocr":true"#),
+        ("ViT", r#""max_size":1333"#),
+        ("ViT", r#""crop_pct":0.9"#),
+        ("ViT", r#""do_flip_channel_order":true"#),
+        ("ViT", r#""include_top":true"#),
+        ("CLIP", r#""use_square_size":true"#),
+        ("ViT", r#""do_something_new":true"#),
+        ("ViT", r#""resampling_mode":"area""#),
+        (
+            "ViT",
+            r#""auto_map":{"AutoImageProcessor":"image_processing.MyProcessor"}"#,
+        ),
+        (
+            "ViT",
+            r#""auto_map":{"AutoFeatureExtractor":"image_processing.MyProcessor"}"#,
+        ),
+        ("ViT", r#""auto_map":"image_processing.MyProcessor""#),
+        ("Segformer", r#""do_center_crop":true,"crop_size":224"#),
+        ("ViT", r#""default_to_square":false,"size":224"#),
+        ("CLIP", r#""default_to_square":true,"size":224"#),
+    ] {
+        let error = error(&format!(
+            r#"{{"image_processor_type":"{name}ImageProcessor",{option}}}"#
+        ));
+        let key = option.split('"').nth(1).unwrap();
+        let start = format!("preprocessor_config.json: `{key}` is ");
+        assert!(error.starts_with(&start), "{error}");
+        for words in ["which is not followed: ", "[preprocess] of trommel.toml"] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
+
+/// As Transformers 4.57 and 5.23 write them: every key of theirs that changes nothing.
+#[test]
+fn what_asks_for_nothing_is_passed_over() {
+    let plain = class("ViT", "");
+    for option in [
+        r#""do_pad":false,"pad_size":null"#,
+        r#""do_pad":null,"size_divisor":null"#,
+        r#""do_flip_channel_order":false,"do_something_new":false"#,
+        r#""do_convert_rgb":true,"do_reduce_labels":true,"processor_class":"ViTProcessor""#,
+        r#""data_format":"channels_first","device":null,"disable_grouping":null"#,
+        r#""default_to_square":true,"input_data_format":null,"return_tensors":null"#,
+        r#""_valid_processor_keys":["images"],"feature_extractor_type":"ViTFeatureExtractor""#,
+        r#""auto_map":{"AutoConfig":"configuration.Mine"}"#,
+    ] {
+        assert_eq!(class("ViT", &format!(",{option}")), plain, "{option}");
+    }
+}
+
+#[test]
+fn without_a_class_the_model_decides_as_in_transformers() {
+    let file = r#"{"size":{"height":32,"width":48}}"#;
+    let of = |model: &str| read_of_model(file, Some(model));
+    for (model, class) in [
+        (r#"{"model_type":"vit"}"#, "ViTImageProcessor"),
+        (r#"{"model_type":"swinv2"}"#, "ViTImageProcessor"),
+        (r#"{"model_type":"dinov2"}"#, "BitImageProcessor"),
+        (
+            r#"{"model_type":"vit","image_processor_type":"PvtImageProcessor"}"#,
+            "PvtImageProcessor",
+        ),
+    ] {
+        let plan = of(model).unwrap();
+        assert_eq!((plan.family(), &*plan.read_from), (class, "config.json"));
+    }
+    for model in [
+        r#"{"model_type":"donut-swin"}"#,
+        r#"{"model_type":"own","auto_map":{"AutoImageProcessor":"a.B"}}"#,
+        "{}",
+    ] {
+        let error = of(model).unwrap_err().to_string();
+        assert!(error.contains("which is not followed"), "{error}");
+    }
+    let donut = r#"{"model_type":"vit","image_processor_type":"DonutImageProcessor"}"#;
+    let error = of(donut).unwrap_err().to_string();
+    assert!(
+        error.starts_with("config.json: `image_processor_type` is \"Donut"),
+        "{error}"
+    );
+    assert!(read(file).is_err());
+}
+
+#[test]
+fn the_plan_says_whom_it_follows_and_why() {
+    let plan = |config: &str| {
+        read_of_model(
+            r#"{"image_processor_type":"CLIPImageProcessor"}"#,
+            Some(config),
         )
     };
-    let plan = read(&file(&keys)).unwrap();
+    let old = plan(r#"{"transformers_version":"4.57.1"}"#).unwrap();
+    let new = plan(r#"{"transformers_version":"5.23.0"}"#).unwrap();
+    assert_eq!(old.arithmetic, Arithmetic::Pillow);
+    assert_eq!(old.crop.unwrap().rounding, Rounding::Transformers);
+    assert_eq!(new.arithmetic, Arithmetic::Torchvision);
+    assert_eq!(new.crop.unwrap().rounding, Rounding::TransformersFast);
     assert_eq!(
-        plan.resize,
-        Resize::Exact {
-            height: 32,
-            width: 48
-        }
+        new.arithmetic_reason,
+        "config.json was written by Transformers 5.23.0"
     );
-    assert_eq!(plan.normalization.mean, HALF);
-
-    for (omitted, key) in ["size", "resample", "image_mean", "image_std"]
-        .iter()
-        .enumerate()
-    {
-        let mut rest = keys.to_vec();
-        rest.remove(omitted);
-        let error = error(&file(&rest));
-        assert!(error.contains(&format!("`{key}` is missing")), "{error}");
-    }
-    let mut cropped = keys.to_vec();
-    cropped.push(r#""crop_size":24"#);
-    assert!(error(&file(&cropped)).contains("`do_center_crop` is missing"));
-    cropped.push(r#""do_center_crop":true"#);
-    assert_eq!(geometry(&file(&cropped)).1, Some((24, 24)));
+    assert_eq!(new.read_from, "preprocessor_config.json");
 }
 
 #[test]
@@ -285,10 +411,6 @@ fn a_wrong_value_is_named_with_what_is_expected() {
     starts(
         vit(r#""image_std":[0.5,0,0.5]"#),
         "`image_std` is [0.5,0,0.5], expected no zero",
-    );
-    starts(
-        vit(r#""do_pad":true,"pad_size":300"#),
-        "`do_pad` is true, expected false",
     );
     let convnext = |keys: &str| {
         error(&format!(

@@ -1,0 +1,109 @@
+"""Sends images to a server at a fixed mean rate, whatever it answers (open loop), and reports what it took.
+
+Requests come at random times (Poisson), each counted from the moment at which it was due: a server that
+falls behind shows it, as no request waits for the answer of another. With --rate 0 as many clients as
+--clients ask without a pause (closed loop), which tells the rate at saturation.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+
+async def ask(free, host, port, request):
+    reader, writer = free.pop() if free else await asyncio.open_connection(host, port)
+    try:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.decode("latin-1").lower().split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
+        await reader.readexactly(int(fields["content-length"]))
+    except BaseException:
+        writer.close()
+        raise
+    if fields.get("connection") == "close":
+        writer.close()
+    else:
+        free.append((reader, writer))
+    return int(lines[0].split(" ")[1])
+
+
+def percentile(sorted_times, share):
+    return sorted_times[min(int(share * len(sorted_times)), len(sorted_times) - 1)] if sorted_times else None
+
+
+async def run(args):
+    files = sorted(path for path in Path(args.images).rglob("*") if path.is_file())[: args.files]
+    path = f"/v1/models/{args.model}/classify"
+    requests = []
+    for file in files:
+        image = file.read_bytes()
+        deadline = f"trommel-deadline-ms: {args.deadline}\r\n" if args.deadline else ""
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\n{deadline}content-length: {len(image)}\r\n\r\n"
+        requests.append(head.encode() + image)
+    free, statuses, times, late, in_window = [], Counter(), [], [], 0
+    start = time.perf_counter()
+    warm = start + args.warm_up
+    end = warm + args.seconds
+
+    async def one(due):
+        nonlocal in_window
+        late.append(time.perf_counter() - due)
+        try:
+            status = await ask(free, args.host, args.port, random.choice(requests))
+        except (OSError, asyncio.IncompleteReadError):
+            status = 0
+        if due >= warm:
+            statuses[status] += 1
+            if status == 200:
+                now = time.perf_counter()
+                times.append(now - due)
+                in_window += now <= end
+
+    if args.rate == 0:
+        async def client():
+            while (due := time.perf_counter()) < end:
+                await one(due)
+
+        await asyncio.gather(*(client() for _ in range(args.clients)))
+    else:
+        open_requests, due = set(), start
+        while due < end:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            task = asyncio.create_task(one(due))
+            open_requests.add(task)
+            task.add_done_callback(open_requests.discard)
+            due += random.expovariate(args.rate)
+        await asyncio.gather(*open_requests)
+    times.sort()
+    late.sort()
+    millis = lambda share: round(1000 * percentile(times, share), 2) if times else None
+    report = {
+        "offered": args.rate or None,
+        "answered": round(in_window / args.seconds, 1),
+        "p50_ms": millis(0.5),
+        "p95_ms": millis(0.95),
+        "p99_ms": millis(0.99),
+        # Of the sender itself: where it cannot keep up, its times say nothing about the server.
+        "sent_late_p95_ms": round(1000 * (percentile(late, 0.95) or 0), 2),
+        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+    }
+    print(json.dumps(report))
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("images", help="folder of images")
+parser.add_argument("--model", required=True, help="name of the model")
+parser.add_argument("--host", default="127.0.0.1")
+parser.add_argument("--port", type=int, default=8080)
+parser.add_argument("--rate", type=float, default=0, help="requests a second; 0 for closed loop")
+parser.add_argument("--clients", type=int, default=8, help="clients of the closed loop")
+parser.add_argument("--seconds", type=float, default=10)
+parser.add_argument("--warm-up", type=float, default=2)
+parser.add_argument("--files", type=int, default=200, help="images that requests are made of")
+parser.add_argument("--deadline", type=int, help="Trommel-Deadline-Ms of each request")
+asyncio.run(run(parser.parse_args()))

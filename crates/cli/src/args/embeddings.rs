@@ -1,0 +1,155 @@
+//! Arguments of the commands that work with stored embeddings: `relabel`, `fit`, `find` and `dedup`.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::shared::{LabelArgs, score};
+use super::{PartFormat, S3Args};
+use crate::hub::{Dtype, ModelName};
+
+/// Where rows go that are made of others.
+#[derive(Debug, Args)]
+pub(crate) struct DerivedArgs {
+    /// Where rows go: x.parquet, x.jsonl, x.csv, a folder of parts, s3://bucket/prefix/, or
+    /// postgres://user@host/database?table=name. Default: JSON Lines on standard output
+    #[arg(short, long, value_name = "DEST")]
+    pub(crate) output: Option<String>,
+
+    /// Format of the parts in a folder
+    #[arg(long, value_enum, default_value_t = PartFormat::Parquet)]
+    pub(crate) format: PartFormat,
+
+    /// Replace results of another job
+    #[arg(long, requires = "output")]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("classes").required(true).multiple(true).args(["labels", "head"]))]
+pub(crate) struct RelabelArgs {
+    /// Results with embeddings: a file, a folder of parts, s3://bucket/prefix, or
+    /// postgres://user@host/database?table=name
+    #[arg(value_name = "RESULTS")]
+    pub(crate) results: String,
+
+    /// The model that made the embeddings, with its tower for texts: a directory, or
+    /// hf:ORGANISATION/NAME
+    #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
+    pub(crate) model: Option<ModelName>,
+
+    /// Precision of a model of the hub, as for classify
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub(crate) dtype: Option<Dtype>,
+
+    #[command(flatten)]
+    pub(crate) labels: LabelArgs,
+
+    /// Weights of a linear layer instead of texts: what trommel fit wrote, or an ONNX graph from
+    /// embeddings to classes, whose names --labels gives
+    #[arg(long, value_name = "FILE")]
+    pub(crate) head: Option<PathBuf>,
+
+    /// Classes in a row's `top`
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<NonZeroU32>,
+
+    /// Leave out classes below this score, except the best one
+    #[arg(long, value_name = "SCORE", value_parser = score)]
+    pub(crate) threshold: Option<f32>,
+
+    #[command(flatten)]
+    pub(crate) derived: DerivedArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("truth").required(true))]
+pub(crate) struct FitArgs {
+    /// Results with embeddings: a file, a folder of parts, s3://bucket/prefix, or
+    /// postgres://user@host/database?table=name
+    #[arg(value_name = "RESULTS")]
+    pub(crate) results: String,
+
+    /// CSV or JSON Lines file with columns uri and label
+    #[arg(long, value_name = "FILE", group = "truth")]
+    pub(crate) labels: Option<PathBuf>,
+
+    /// Take the label from the name of each image's folder, or from a column of the results
+    #[arg(long, value_name = "folders|column:NAME", group = "truth")]
+    pub(crate) labels_from: Option<String>,
+
+    /// File for the weights, which relabel --head reads
+    #[arg(short, long, value_name = "FILE", default_value = "head.json")]
+    pub(crate) output: PathBuf,
+
+    /// Parts that the examples are cut into: each is predicted once by what was learned from the others
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub(crate) folds: NonZeroUsize,
+
+    /// Scale embeddings to the length 1 first
+    #[arg(long)]
+    pub(crate) normalize: bool,
+
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FindArgs {
+    /// Results with embeddings: a file, a folder of parts, s3://bucket/prefix, or
+    /// postgres://user@host/database?table=name
+    #[arg(value_name = "RESULTS")]
+    pub(crate) results: String,
+
+    /// What to look for: a text, or the file of an image
+    #[arg(value_name = "TEXT|IMAGE")]
+    pub(crate) query: String,
+
+    /// The model that made the embeddings: a directory, or hf:ORGANISATION/NAME
+    #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
+    pub(crate) model: ModelName,
+
+    /// Precision of a model of the hub, as for classify
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub(crate) dtype: Option<Dtype>,
+
+    /// Images to find
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub(crate) top: NonZeroUsize,
+
+    #[command(flatten)]
+    pub(crate) derived: DerivedArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DedupArgs {
+    /// Results with embeddings: a file, a folder of parts, s3://bucket/prefix, or
+    /// postgres://user@host/database?table=name
+    #[arg(value_name = "RESULTS")]
+    pub(crate) results: String,
+
+    /// Cosine of the embeddings of two images from which they are the same
+    #[arg(long, value_name = "COSINE", default_value = "0.95", value_parser = score)]
+    pub(crate) threshold: f32,
+
+    /// Share of such pairs that is found at least
+    #[arg(long, value_name = "SHARE", default_value = "0.99", value_parser = score)]
+    pub(crate) recall: f32,
+
+    #[command(flatten)]
+    pub(crate) derived: DerivedArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+}

@@ -1,0 +1,27 @@
+//! Arguments of the commands that help a user to begin: `demo`, `completions` and `man`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap_complete::Shell;
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Folder for the digits, the model, the table and the report; made if it is not there
+    #[arg(value_name = "DIR", default_value = "trommel-demo")]
+    pub(crate) dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell. The script goes to standard output
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Folder for the pages, one for each command; made if it is not there
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+}

@@ -1,0 +1,279 @@
+//! Groups of arguments that several commands have.
+
+use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::builder::UnknownArgumentValueParser;
+use clap::{Args, ValueEnum};
+use trommel_types::{EmbeddingType, FrameRate, LabelSet, Mode, Reference, RowOptions};
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Selection")]
+pub(crate) struct SourceArgs {
+    /// Take N images, chosen evenly by a hash of their names
+    #[arg(long, value_name = "N")]
+    pub(crate) sample: Option<u64>,
+
+    /// Another choice of the same size
+    #[arg(long, value_name = "SEED", default_value_t = 0, requires = "sample")]
+    pub(crate) sample_seed: u64,
+
+    /// File name suffixes to take from folders and archives, such as jpg,png. Default: those of
+    /// the formats that are read
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) suffixes: Option<Vec<String>>,
+
+    /// Skip files smaller than this many bytes
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) min_size: Option<u64>,
+
+    /// Skip files larger than this many bytes
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_size: Option<u64>,
+
+    /// Column of a manifest that holds the uris. Default: uri, path, image or another usual name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) uri_column: Option<String>,
+
+    /// Where relative paths in lists begin: a folder, s3://bucket/prefix or https://host/path.
+    /// Default: the list's own folder; of standard input, the current one
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) base: Option<String>,
+
+    /// Binary column of a Parquet file that holds the images. Default: the only one
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image_column: Option<String>,
+
+    /// Frames to take from each second of a video. Default: 1
+    #[arg(long, value_name = "RATE")]
+    pub(crate) fps: Option<FrameRate>,
+}
+
+/// How S3 is reached; credentials come from where all AWS tools look for them.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "S3")]
+pub(crate) struct S3Args {
+    /// Address of a store other than AWS, such as http://127.0.0.1:9000
+    #[arg(long, value_name = "URL")]
+    pub(crate) s3_endpoint: Option<String>,
+
+    /// Send requests unsigned, as for public buckets
+    #[arg(long)]
+    pub(crate) s3_anonymous: bool,
+}
+
+/// Where the broker is.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Broker")]
+pub(crate) struct BrokerArgs {
+    /// NATS server; several are separated by commas. Default: nats://127.0.0.1:4222
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) nats: Option<String>,
+}
+
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Telemetry")]
+pub(crate) struct TelemetryArgs {
+    /// Address that answers /metrics, /healthz and /readyz, such as 0.0.0.0:9464. Default: none
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// OpenTelemetry collector that traces are sent to, such as http://localhost:4317. Default:
+    /// none
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+/// Flags that stand above the configuration file; each is named as its setting there.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Tuning")]
+pub(crate) struct TuningArgs {
+    /// Where the model runs: cpu, cuda:N, tensorrt:N, or several of one kind with commas between
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+
+    /// Memory that images, tensors and rows in flight may take, without the models' own
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_budget: Option<NonZeroUsize>,
+
+    /// Threads that decode and resize
+    #[arg(long, value_name = "N")]
+    pub(crate) preprocess_threads: Option<NonZeroUsize>,
+
+    /// Copies of the model that run side by side on each device
+    #[arg(long, value_name = "N")]
+    pub(crate) instances: Option<NonZeroUsize>,
+
+    /// Threads inside each copy
+    #[arg(long, value_name = "N")]
+    pub(crate) intra_threads: Option<NonZeroUsize>,
+
+    /// Images in a full batch. Default: the fastest number, measured once for a model and a machine
+    #[arg(long, value_name = "N")]
+    pub(crate) max_batch: Option<NonZeroUsize>,
+
+    /// Leave settings that trommel tune has found for the model where they are
+    #[arg(long)]
+    pub(crate) no_profile: bool,
+
+    #[command(flatten)]
+    pub(crate) elsewhere: OtherNames,
+}
+
+/// Names that other programs have for these flags: refused, with ours. What is nearest in spelling
+/// would be named otherwise.
+#[derive(Debug, Default, Args)]
+pub(crate) struct OtherNames {
+    #[arg(long, hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("--max-batch"))]
+    batch_size: Option<String>,
+
+    #[arg(long, hide = true, value_parser = UnknownArgumentValueParser::suggest(THREADS))]
+    threads: Option<String>,
+}
+
+const THREADS: &str = "'--preprocess-threads' is for decoding and resizing, '--instances' and \
+                       '--intra-threads' are for the model";
+
+/// What each row holds; part of the job.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Rows")]
+pub(crate) struct RowArgs {
+    /// Classes in a row's `top`
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<NonZeroU32>,
+
+    /// Add the model's raw output to each row
+    #[arg(long)]
+    pub(crate) logits: bool,
+
+    /// Add the image's embedding to each row, of a model that gives one; in float32, or in half the
+    /// bytes with --embedding=float16
+    #[arg(
+        long,
+        value_name = "TYPE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "float32"
+    )]
+    pub(crate) embedding: Option<EmbeddingType>,
+
+    /// Scale embeddings to the length 1
+    #[arg(long, requires = "embedding")]
+    pub(crate) normalize: bool,
+
+    #[command(flatten)]
+    pub(crate) labels: LabelArgs,
+
+    /// Leave out classes below this score, except the best one. Default: what the model's folder says
+    #[arg(long, value_name = "SCORE", value_parser = score)]
+    pub(crate) threshold: Option<f32>,
+
+    /// The same for one class; may be repeated
+    #[arg(long = "threshold-of", value_name = "LABEL=SCORE", value_parser = label_score)]
+    pub(crate) thresholds: Vec<(String, f32)>,
+
+    /// Decode large JPEGs to a half, a quarter or an eighth of their size
+    #[arg(long)]
+    pub(crate) fast: bool,
+
+    /// Whose processor the tensors follow: auto, pillow or torchvision. Default: preprocess.reference,
+    /// else what the library that wrote the model's folder uses
+    #[arg(long, value_name = "NAME")]
+    pub(crate) reference: Option<Reference>,
+
+    /// In CSV, put ' before text that a spreadsheet would run as a formula
+    #[arg(long)]
+    pub(crate) escape_formulas: bool,
+}
+
+impl RowArgs {
+    /// What rows hold, where the configuration asks for this reference.
+    ///
+    /// # Errors
+    /// When the labels cannot be read, or are wrong.
+    pub(crate) fn options(&self, configured: Reference) -> Result<RowOptions> {
+        let default = RowOptions::default();
+        Ok(RowOptions {
+            top_k: self.top_k.unwrap_or(default.top_k),
+            logits: self.logits,
+            embedding: self.embedding.is_some(),
+            embedding_type: self.embedding.unwrap_or_default(),
+            normalize: self.normalize,
+            labels: self.labels.read()?,
+            threshold: self.threshold,
+            thresholds: self.thresholds.iter().cloned().collect(),
+            mode: match self.fast {
+                true => Mode::Fast,
+                false => Mode::Exact,
+            },
+            reference: self.reference.unwrap_or(configured),
+            escape_formulas: self.escape_formulas,
+        })
+    }
+}
+
+/// Classes that the command names, of models with a tower for texts.
+#[derive(Debug, Default, Args)]
+pub(crate) struct LabelArgs {
+    /// File of labels, one a line: classes of your own, for CLIP, SigLIP and other models that read texts
+    #[arg(long, value_name = "FILE")]
+    pub(crate) labels: Option<PathBuf>,
+
+    /// Sentence in which {} stands for a label; of several the embeddings are averaged. Default:
+    /// a photo of a {}
+    #[arg(long = "template", value_name = "SENTENCE", requires = "labels")]
+    pub(crate) templates: Vec<String>,
+}
+
+impl LabelArgs {
+    /// The labels, if there are any.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or what it holds cannot be labels.
+    pub(crate) fn read(&self) -> Result<Option<LabelSet>> {
+        let Some(file) = &self.labels else {
+            return Ok(None);
+        };
+        let text = std::fs::read_to_string(file)
+            .with_context(|| format!("failed to read the labels in {}", file.display()))?;
+        let set = LabelSet {
+            names: text
+                .lines()
+                .map(|line| line.trim_end().to_owned())
+                .collect(),
+            templates: self.templates.clone(),
+        };
+        match set.problem() {
+            None => Ok(Some(set)),
+            Some(problem) => Err(anyhow::anyhow!("{}: {problem}", file.display())),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PartFormat {
+    Parquet,
+    Jsonl,
+    Csv,
+}
+
+pub(super) fn score(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(score) if (0.0..=1.0).contains(&score) => Ok(score),
+        _ => Err("give a number from 0 to 1".to_owned()),
+    }
+}
+
+fn label_score(text: &str) -> Result<(String, f32), String> {
+    let (label, text) = text.rsplit_once('=').ok_or("give LABEL=SCORE")?;
+    Ok((label.to_owned(), score(text)?))
+}
+
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected a share from 0 to 1, such as 0.2".to_owned()),
+    }
+}

@@ -1,0 +1,95 @@
+//! Arguments of `trommel worker`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{BrokerArgs, S3Args, TelemetryArgs, TuningArgs};
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// Roles of this process
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        required = true,
+        value_name = "ROLES"
+    )]
+    pub(crate) role: Vec<RoleArg>,
+
+    /// Models: a folder or s3://bucket/prefix, with NAME/ or NAME/VERSION/ in it
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "models",
+        env = "TROMMEL_MODEL_REPOSITORY"
+    )]
+    pub(crate) model_repository: String,
+
+    /// Where models of a bucket are copied to. Default: trommel/models in the user's cache folder
+    #[arg(long, value_name = "DIR", env = "TROMMEL_MODEL_CACHE")]
+    pub(crate) model_cache: Option<PathBuf>,
+
+    /// How tensors go from preprocess to infer: through the broker, or in memory where one process
+    /// holds both roles
+    #[arg(long, value_enum, default_value_t = HopArg::Jetstream)]
+    pub(crate) tensor_hop: HopArg,
+
+    /// Models that requests are answered for, as by `trommel serve`. With the role serve, or with
+    /// preprocess and infer, this process answers them; one with infer also computes for those that
+    /// have serve alone. Requests go first, jobs have all the rest
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) serve: Vec<String>,
+
+    /// Address that answers requests over HTTP. Default: 127.0.0.1:8080, for this machine alone
+    #[arg(long, value_name = "ADDRESS", requires = "serve")]
+    pub(crate) serve_listen: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+
+    #[command(flatten)]
+    pub(crate) tuning: TuningArgs,
+
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+
+    #[command(flatten)]
+    pub(crate) broker: BrokerArgs,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
+}
+
+/// Where a worker reads and writes for those who submit jobs.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Access")]
+pub(crate) struct AccessArgs {
+    /// Place that jobs may read images from, with all below it: /data/photos, s3://bucket/prefix/,
+    /// https://host/ or nats://SUBJECT; may be repeated. Default: S3 as far as the credentials reach, nothing else
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) allow_source: Vec<String>,
+
+    /// Place that jobs may write rows to: /data/results, s3://bucket/prefix/ or
+    /// postgres://host:port/database; may be repeated. Default: S3 as far as the credentials reach,
+    /// nothing else
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) allow_output: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RoleArg {
+    Ingest,
+    Preprocess,
+    Infer,
+    Sink,
+    Serve,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HopArg {
+    Jetstream,
+    Local,
+}

@@ -1,0 +1,348 @@
+//! `trommel bench`: how fast each stage is alone, all of them together, and a server under load.
+
+mod hops;
+mod load;
+mod measures;
+mod page;
+mod show;
+mod spread;
+mod stages;
+mod target;
+mod whole;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::sync::CancellationToken;
+use trommel_infer::Engine;
+use trommel_sink::{Format, ResultSink};
+use trommel_source::{FetchLimits, Source, SourceOptions, open_source};
+use trommel_types::{JobModel, JobRequest, JobSpec};
+use trommel_worker::{
+    EmbeddedJob, Images, Progress, TrialOutcome, TrialSink, engine_options, machine_name,
+};
+
+use crate::args::BenchArgs;
+use crate::config::Config;
+use crate::exit::{Exit, Usage};
+use crate::hub::ModelName;
+use crate::model::{self, OpenedModel};
+
+use self::measures::{Machine, MeasuredModel, Sample, VERSION};
+use self::whole::Parts;
+
+pub(crate) use self::load::{Answer, Load, Schedule, Target, drive};
+pub(crate) use self::measures::{Measures, Spread};
+pub(crate) use self::page::fill;
+pub(crate) use self::stages::fetch;
+
+/// What the command has found: measures of stages, or of a server.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Found {
+    Stages(Box<Measures>),
+    Server(ServerLoad),
+}
+
+/// A server under load.
+#[derive(Debug, Serialize)]
+pub(crate) struct ServerLoad {
+    pub(crate) against: String,
+    pub(crate) model: String,
+    pub(crate) arrivals: &'static str,
+    pub(crate) loads: Vec<Load>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &BenchArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("failed to start the async runtime")?;
+    let options = SourceOptions {
+        sample: Some(args.images.get() as u64),
+        s3: config.s3.clone(),
+        http: config.http.clone(),
+        ..SourceOptions::default()
+    };
+    let source = open_source(&args.sources, &options).context(Usage)?;
+    let found = match &args.against {
+        Some(address) => Found::Server(server(&runtime, args, &config, source.as_ref(), address)?),
+        None => Found::Stages(Box::new(all_stages(
+            &runtime,
+            args,
+            config,
+            source,
+            onnxruntime,
+        )?)),
+    };
+    let text = serde_json::to_string_pretty(&found).context("failed to write JSON")?;
+    if let Some(path) = &args.output {
+        write(path, text.as_bytes())?;
+    }
+    if let Some(path) = &args.page {
+        write(path, page::render(&found)?.as_bytes())?;
+    }
+    let mut out = io::stdout().lock();
+    match args.json {
+        true => writeln!(out, "{text}")?,
+        false => write!(out, "{found}")?,
+    }
+    Ok(Exit::Success)
+}
+
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("failed to write {}", path.display()))
+}
+
+pub(crate) fn fetch_limits(config: &Config) -> FetchLimits {
+    FetchLimits {
+        bytes: config.preprocess.limits().max_bytes,
+        time: config.preprocess.fetch_timeout,
+    }
+}
+
+/// Each stage alone, then all of them.
+fn all_stages(
+    runtime: &Runtime,
+    args: &BenchArgs,
+    config: Config,
+    source: Arc<dyn Source>,
+    onnxruntime: Option<&Path>,
+) -> Result<Measures> {
+    let Some(name) = &args.model else {
+        return Err(anyhow::anyhow!("name the model's directory with --model").context(Usage));
+    };
+    let quiet = trommel_worker::Quiet::begin();
+    let name: ModelName = name
+        .parse()
+        .map_err(|error| anyhow::anyhow!("--model: {error}").context(Usage))?;
+    let dir = name.folder(None, true).context(Usage)?;
+    let rows = args
+        .rows
+        .options(config.preprocess.reference)
+        .context(Usage)?;
+    let opened = model::open(&dir, &config, &rows, onnxruntime).context(Usage)?;
+    let reads = config.preprocess.in_flight();
+    let fetched = runtime.block_on(stages::fetch(source.as_ref(), fetch_limits(&config), reads))?;
+    let threads = config.preprocess.threads();
+    let limits = config.preprocess.limits();
+    let prepared = stages::prepare(&fetched.images, &opened.plan, limits, rows.mode, threads)?;
+    let instances = config.infer.instances();
+    let sizes: Vec<_> = args.batches.iter().map(|size| size.get()).collect();
+    let compute = stages::compute(&opened.model, instances, &sizes)?;
+    let mut hops = vec![runtime.block_on(hops::local(&prepared.tensor))?];
+    if let Some(url) = &args.nats {
+        let broker = trommel_queue::BrokerConfig {
+            url: url.clone(),
+            ..config.broker.clone()
+        };
+        let hop = runtime.block_on(hops::jetstream(&broker, &prepared.tensor));
+        hops.push(hop.context(Usage)?);
+    }
+    let machine = machine_name(&opened.model);
+    let measured = MeasuredModel {
+        name: opened.model.name().to_string(),
+        version: opened.model.version().to_string(),
+        device: opened.model.devices().to_string(),
+        instances,
+        intra_threads: config.infer.intra_threads(),
+        max_batch: 0, // known once the engine has started
+    };
+    let is_gpu = opened.model.devices().first().is_gpu();
+    let count = fetched.images.len();
+    let bytes: usize = fetched.images.iter().map(|(_, bytes)| bytes.len()).sum();
+    let sample = Sample {
+        images: count,
+        failed: fetched.failed + prepared.failed,
+        image_bytes: bytes as f64 / count as f64,
+        tensor_bytes: prepared.tensor.pixels.len(),
+    };
+    let cores = std::thread::available_parallelism().map_or(1, Into::into);
+    let model_threads = (!is_gpu).then_some(instances * measured.intra_threads);
+    let piped = pipeline(runtime, config, source, opened, rows)?;
+    let [decode, resize] = prepared.stages;
+    let stages = vec![fetched.stage, decode, resize];
+    let parts = Parts {
+        stages: &stages,
+        compute: &compute,
+        prepared: prepared.images_per_second,
+        model_threads,
+        preprocess_threads: threads,
+        cores,
+        max_batch: piped.max_batch,
+    };
+    let pipeline = parts.compare(piped.images, piped.seconds, piped.rate);
+    Ok(Measures {
+        version: VERSION,
+        machine: Machine {
+            name: machine,
+            cores,
+            others: quiet.others(),
+        },
+        model: MeasuredModel {
+            max_batch: piped.max_batch,
+            ..measured
+        },
+        sample,
+        stages,
+        compute,
+        hops,
+        pipeline,
+    })
+}
+
+/// What the pipeline did with the sample.
+pub(crate) struct Piped {
+    images: u64,
+    seconds: f64,
+    /// Images a second, without the beginning.
+    pub(crate) rate: f64,
+    max_batch: usize,
+}
+
+/// All roles in this process, with rows that are counted and thrown away.
+pub(crate) fn pipeline(
+    runtime: &Runtime,
+    config: Config,
+    source: Arc<dyn Source>,
+    opened: OpenedModel,
+    rows: trommel_types::RowOptions,
+) -> Result<Piped> {
+    let batches = engine_options(&opened.model, &config.infer)?;
+    let model = JobModel {
+        name: opened.model.name().to_string(),
+        version: opened.model.version().to_string(),
+    };
+    let spec = JobSpec {
+        request: JobRequest {
+            id: uuid::Uuid::now_v7().to_string(),
+            rows: rows.clone(),
+            ..JobRequest::default()
+        },
+        run: trommel_sink::JobRecord::new_run(),
+        source: source.describe(),
+        columns: source.columns().to_vec(),
+        models: vec![model.clone()],
+        ..JobSpec::default()
+    };
+    let record = trommel_worker::job_record(&spec, &model);
+    let engine = Arc::new(Engine::start(opened.model, batches)?);
+    let max_batch = engine.stats().max_batch;
+    let outcome = TrialOutcome::default();
+    let sink = TrialSink::new(record.clone(), Format::Parquet, Arc::clone(&outcome));
+    let job = EmbeddedJob {
+        source,
+        plan: opened.plan,
+        also: None,
+        engine,
+        record,
+        rows,
+        config,
+        max_failure_rate: None,
+    };
+    let (progress, start) = (Arc::new(Progress::default()), Instant::now());
+    let never = CancellationToken::new();
+    let ended = job.into_output(
+        Box::new(sink),
+        Images::Missing,
+        Arc::clone(&progress),
+        never,
+    );
+    let (_, sink) = runtime.block_on(ended)?;
+    let seconds = start.elapsed().as_secs_f64();
+    runtime.block_on(finish(sink))?;
+    let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(trial) = trial else {
+        bail!("the sample is too small to measure the pipeline: name more images");
+    };
+    Ok(Piped {
+        images: trial.images,
+        seconds,
+        rate: 1.0 / trial.seconds_each,
+        max_batch,
+    })
+}
+
+async fn finish(sink: Box<dyn ResultSink>) -> Result<()> {
+    sink.finish().await?;
+    Ok(())
+}
+
+/// A server under load, at one rate after the other.
+fn server(
+    runtime: &Runtime,
+    args: &BenchArgs,
+    config: &Config,
+    source: &dyn Source,
+    address: &str,
+) -> Result<ServerLoad> {
+    let usage = |words: &str| anyhow::anyhow!("{words}").context(Usage);
+    let Some(model) = args.model.clone() else {
+        return Err(usage(
+            "name the served model with --model, as requests name it",
+        ));
+    };
+    if args.rates.is_empty() {
+        return Err(usage(
+            "name the requests a second with --rates, such as --rates 20,50,100",
+        ));
+    }
+    runtime.block_on(async {
+        let fetched = stages::fetch(source, fetch_limits(config), config.preprocess.in_flight());
+        let images: Vec<Bytes> = fetched
+            .await?
+            .images
+            .into_iter()
+            .map(|(_, bytes)| bytes)
+            .collect();
+        let count = images.len();
+        let target = target::open(address, &model, images, &config.broker)
+            .await
+            .context(Usage)?;
+        let mut loads = Vec::new();
+        for (number, rate) in args.rates.iter().enumerate() {
+            let schedule = |time: Duration| Schedule {
+                rate: *rate,
+                constant: args.arrivals == crate::args::ArrivalArg::Constant,
+                time,
+                seed: args.seed.wrapping_add(number as u64),
+            };
+            // Connections and caches are warm when it counts.
+            if !args.warm_up.is_zero() {
+                let warm = schedule(args.warm_up);
+                drive(Arc::clone(&target), count, warm, args.deadline).await;
+            }
+            let measured = schedule(args.duration);
+            let load = drive(Arc::clone(&target), count, measured, args.deadline).await;
+            if load.ok == 0 && load.refused == 0 {
+                let why = load
+                    .failures
+                    .keys()
+                    .next()
+                    .map_or("no request was due", |why| why.as_str());
+                bail!(
+                    "{address} answered not one of {} requests: {why}",
+                    load.sent
+                );
+            }
+            loads.push(load);
+        }
+        Ok(ServerLoad {
+            against: address.to_owned(),
+            model,
+            arrivals: match args.arrivals {
+                crate::args::ArrivalArg::Poisson => "poisson",
+                crate::args::ArrivalArg::Constant => "constant",
+            },
+            loads,
+        })
+    })
+}

@@ -1,0 +1,141 @@
+//! What was found, as tables for people.
+
+use std::fmt;
+
+use super::load::Load;
+use super::measures::Measures;
+use super::{Found, ServerLoad};
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stages(measures) => show_stages(f, measures),
+            Self::Server(server) => show_server(f, server),
+        }
+    }
+}
+
+/// Above this share others have disturbed the measures.
+const DISTURBED: f64 = 0.15;
+
+fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
+    let Measures {
+        machine,
+        model,
+        sample,
+        stages,
+        compute,
+        hops,
+        pipeline,
+        ..
+    } = measures;
+    writeln!(
+        f,
+        "{} ({}) on {}: {} sessions of {} threads; {}, {} cores",
+        model.name,
+        model.version,
+        model.device,
+        model.instances,
+        model.intra_threads,
+        machine.name,
+        machine.cores
+    )?;
+    writeln!(
+        f,
+        "{} images of {:.0} bytes, {} failed",
+        sample.images, sample.image_bytes, sample.failed
+    )?;
+    writeln!(
+        f,
+        "\n{:<10} {:>9} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "stage", "images/s", "at", "mean ms", "p50", "p90", "p95", "p99", "p99.9"
+    )?;
+    let hops = hops.iter().map(|hop| {
+        let name = format!("hop, {}", hop.hop);
+        (name, hop.images_per_second, 1, hop.milliseconds)
+    });
+    let stages = stages.iter().map(|stage| {
+        let (rate, at) = (stage.images_per_second, stage.side_by_side);
+        (stage.stage.clone(), rate, at, stage.milliseconds)
+    });
+    for (name, rate, at, times) in stages.chain(hops) {
+        writeln!(
+            f,
+            "{name:<10} {rate:>9.0} {at:>5} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3}",
+            times.mean, times.p50, times.p90, times.p95, times.p99, times.p999
+        )?;
+    }
+    writeln!(
+        f,
+        "\n{:<10} {:>9} {:>10} {:>12}",
+        "model", "images/s", "ms a batch", "ms an image"
+    )?;
+    for time in compute {
+        writeln!(
+            f,
+            "batch {:<4} {:>9.1} {:>10.3} {:>12.3}",
+            time.batch,
+            time.images_per_second,
+            time.milliseconds,
+            time.milliseconds / time.batch as f64
+        )?;
+    }
+    writeln!(
+        f,
+        "\npipeline   {:.1} images/s in batches of {}; the parts allow {:.1} (limit: {}), efficiency {:.0} %",
+        pipeline.images_per_second,
+        model.max_batch,
+        pipeline.limit,
+        pipeline.bottleneck,
+        100.0 * pipeline.efficiency
+    )?;
+    if machine.others > DISTURBED {
+        writeln!(
+            f,
+            "others took {:.0} % of the processors meanwhile: measure again on a quiet machine",
+            100.0 * machine.others
+        )?;
+    }
+    Ok(())
+}
+
+fn show_server(f: &mut fmt::Formatter<'_>, server: &ServerLoad) -> fmt::Result {
+    let ServerLoad {
+        against,
+        model,
+        arrivals,
+        loads,
+    } = server;
+    writeln!(f, "{model} at {against}, {arrivals} arrivals, open loop")?;
+    writeln!(
+        f,
+        "\n{:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}",
+        "rate/s", "ok", "refused", "failed", "p50 ms", "p90", "p95", "p99", "p99.9", "goodput/s"
+    )?;
+    for load in loads {
+        let Load {
+            rate,
+            ok,
+            refused,
+            failed,
+            milliseconds: times,
+            goodput,
+            ..
+        } = load;
+        writeln!(
+            f,
+            "{rate:>8.1} {ok:>8} {refused:>8} {failed:>8} {:>8.1} {:>8.1} {:>8.1} {:>8.1} {:>8.1} {goodput:>9.1}",
+            times.p50, times.p90, times.p95, times.p99, times.p999
+        )?;
+    }
+    for load in loads {
+        for (why, count) in &load.failures {
+            writeln!(f, "{:>8.1} {count} failed: {why}", load.rate)?;
+        }
+    }
+    let deadline = loads.first().map_or(0.0, |load| load.deadline_milliseconds);
+    writeln!(
+        f,
+        "\ngoodput: rows within {deadline:.0} ms of when their request was due"
+    )
+}

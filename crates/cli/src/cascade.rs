@@ -1,0 +1,217 @@
+//! `trommel classify` with two models: a random sample first, then a rule, then the rest.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+use trommel_infer::{Decided, Pair, Rule, Wanted, check_cascade, has_shifted};
+use trommel_sink::{Output, ResultSink};
+use trommel_worker::{EmbeddedJob, Ended, Images, Progress};
+
+use crate::args::ClassifyArgs;
+use crate::config::Config;
+use crate::exit::Usage;
+use crate::model::Opened;
+use crate::progress_bar::Bar;
+use crate::results::Results;
+
+/// What a cascade went by, and what it saved.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct CascadeReport {
+    /// The share of labels that has to be the large model's.
+    agree: f64,
+    /// Images of the sample that the rule is from.
+    sample: usize,
+    /// Whether the classes of new images have shifted, so that an earlier sample did not count.
+    shifted: bool,
+    rule: Rule,
+    /// Of this run.
+    decided: Decided,
+    /// Share of this run's images that were spared the large model.
+    saved: f64,
+}
+
+/// Refuses what a cascade cannot work on, before anything is written.
+pub(crate) fn check(args: &ClassifyArgs, wanted: &Wanted, models: [&Opened; 2]) -> Result<()> {
+    check_cascade(args.agree.unwrap_or(1.0), wanted)?;
+    let [small, large] = models;
+    if matches!(small, Opened::Prompt(..)) {
+        bail!(
+            "the first model of a cascade is one that is run here, and no prompt; name the prompt second"
+        );
+    }
+    let (own, other) = (small.labels(), large.labels());
+    if !other.is_empty() && !other.iter().any(|label| own.contains(label)) {
+        bail!(
+            "the models of the cascade have no label in common, so they would never agree; give them the same labels"
+        );
+    }
+    if args.sources.iter().any(|source| source == "-") {
+        bail!(
+            "a cascade lists its source twice, and standard input can be listed once; give a file"
+        );
+    }
+    if args.output.as_deref() == Some("-") {
+        bail!(
+            "a cascade reads its own rows of the sample; name a file, a folder or a table with --output"
+        );
+    }
+    let is_folder = args.output.as_deref().is_some_and(|to| to.ends_with('/'));
+    if args.skip_existing && !is_folder {
+        bail!(
+            "a cascade adds rows to a folder or a bucket, and to no file or table; end the name of --output with /, or leave out --skip-existing"
+        );
+    }
+    if args.agree_sample == 0 {
+        bail!("--agree-sample 0 teaches nothing; give at least some hundred images");
+    }
+    Ok(())
+}
+
+/// Runs the job: the sample, then the rest by the rule that was learned from the rows of the sample. Each pass
+/// goes on where an earlier run was interrupted, and the same rows give the same rule.
+pub(crate) fn run(
+    runtime: &Runtime,
+    args: &ClassifyArgs,
+    destination: &Output,
+    job: EmbeddedJob,
+    (sink, images): (Box<dyn ResultSink>, Images),
+    progress: &Arc<Progress>,
+    stop: CancellationToken,
+) -> Result<(Ended, Box<dyn ResultSink>, Option<CascadeReport>)> {
+    let (engine, config) = (Arc::clone(&job.engine), job.config.clone());
+    let agree = args.agree.unwrap_or(1.0);
+    let named = args.output.as_deref().unwrap_or_default();
+    let added = sink.job().retry.clone().filter(|retry| retry.adds);
+    // Rows that are added do not count before all are there, so they are read from their own folder.
+    let (before, own, known) = match &added {
+        Some(added) => (
+            sampled(named, &config)?,
+            format!("{named}retry-{:04}/", added.number),
+            added.of_rows,
+        ),
+        None => (Vec::new(), named.to_owned(), 0),
+    };
+    let listed = runtime.block_on(job.source.count()).context(Usage)?;
+    let new = listed.saturating_sub(known).max(1);
+    let share = (args.agree_sample as f64 / new as f64).min(1.0);
+
+    let sample = Images::Sample(Box::new(images), share);
+    let (ended, mut sink) = {
+        // The bar of the sample ends before that of the rest begins.
+        let own = Arc::new(Progress::default());
+        let _bar = Bar::show(&own, None, args.quiet);
+        runtime.block_on(job.clone().into_output(sink, sample, own, stop.clone()))?
+    };
+    if ended == Ended::Stopped {
+        return Ok((ended, sink, None));
+    }
+    let now = match sink.committed().is_empty() {
+        true => Vec::new(),
+        false => sampled(&own, &config)
+            .with_context(|| format!("failed to read the sample back from {destination}"))?,
+    };
+    let shifted = has_shifted(&before, &now);
+    if shifted {
+        tracing::warn!(
+            "the classes have shifted since the earlier sample: only the new one counts"
+        );
+    }
+    let before = before.into_iter().filter(|_| !shifted);
+    let pairs: Vec<_> = before.chain(now).collect();
+    let rule = Rule::learn(&pairs, agree);
+    if rule.thresholds.is_empty() {
+        tracing::warn!(
+            sample = pairs.len(),
+            "the sample promises no agreement of {agree} for any class: all images go to the large model"
+        );
+    }
+    engine.set_rule(rule.clone());
+
+    let rest = match added.is_some() {
+        true => Images::New(runtime.block_on(sink.existing())?),
+        false => Images::Missing,
+    };
+    let _bar = Bar::show(progress, None, args.quiet);
+    let (ended, sink) =
+        runtime.block_on(job.into_output(sink, rest, Arc::clone(progress), stop))?;
+    let decided = engine.decided().unwrap_or_default();
+    let all = decided.sample + decided.small + decided.large;
+    let report = CascadeReport {
+        agree,
+        sample: pairs.len(),
+        shifted,
+        rule,
+        decided,
+        saved: decided.small as f64 / all.max(1) as f64,
+    };
+    Ok((ended, sink, Some(report)))
+}
+
+/// What the rows of the sample say.
+fn sampled(named: &str, config: &Config) -> Result<Vec<Pair>> {
+    // A file is put together from its parts at the end.
+    let parts = format!("{named}.parts");
+    let named = match std::path::Path::new(&parts).is_dir() {
+        true => &parts,
+        false => named,
+    };
+    let mut pairs = Vec::new();
+    for row in Results::open(named, config)?.rows()? {
+        let row = row?;
+        let column = |name: &str| row.columns.get(name).map(String::as_str);
+        if column("decided_by") != Some("sample") {
+            continue;
+        }
+        if let (Some(label), Some(small), Some(score)) =
+            (&row.label, column("small_label"), column("small_score"))
+        {
+            let pair = Pair {
+                agrees: *label == *small,
+                label: small.to_owned(),
+                score: score.parse().context("small_score of a row is no number")?,
+            };
+            pairs.push((row.index, pair));
+        }
+    }
+    pairs.sort_by_key(|(index, _)| *index);
+    pairs.dedup_by_key(|(index, _)| *index);
+    Ok(pairs.into_iter().map(|(_, pair)| pair).collect())
+}
+
+impl CascadeReport {
+    /// Images that this run has asked both models about.
+    pub(crate) fn sampled(&self) -> u64 {
+        self.decided.sample
+    }
+}
+
+impl fmt::Display for CascadeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Decided {
+            sample,
+            small,
+            large,
+        } = self.decided;
+        writeln!(
+            f,
+            "  cascade: {small} by the small model alone ({:.0} %), {large} unsure, {sample} sampled",
+            100.0 * self.saved
+        )?;
+        let [low, high] = self.rule.interval.map(|share| 100.0 * share);
+        write!(
+            f,
+            "  agreement: {:.2} % ({low:.2} to {high:.2}) of {} sampled images, at least {} % asked for",
+            100.0 * self.rule.agreement,
+            self.rule.tried,
+            100.0 * self.agree
+        )?;
+        match self.shifted {
+            true => writeln!(f, "; the classes have shifted since the earlier sample"),
+            false => writeln!(f),
+        }
+    }
+}

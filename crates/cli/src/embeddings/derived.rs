@@ -1,0 +1,215 @@
+//! Rows that are made of other rows, on their way to an output.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use roaring::RoaringTreemap;
+use tokio::runtime::{Builder, Runtime};
+use trommel_sink::{Format, JobRecord, JsonLines, Opened, Output, ResultSink, Reuse, Summary};
+use trommel_types::Classification;
+
+use super::by_column::ByColumn;
+use crate::args::{DerivedArgs, PartFormat};
+use crate::config::Config;
+use crate::exit::Usage;
+use crate::results::Results;
+
+/// Rows in a part.
+const PART: usize = 1 << 16;
+
+/// A row, or why there are no more.
+pub(crate) type Rows = Box<dyn Iterator<Item = Result<Classification>>>;
+
+/// What became of the rows.
+pub(crate) struct Written {
+    pub(crate) rows: u64,
+    pub(crate) failed: u64,
+    /// Whether nothing was left to do.
+    pub(crate) was_complete: bool,
+}
+
+/// Writes the rows that `make` returns for the indices that are not committed yet, or works by column where
+/// the results and the output allow it. The same command resumes an interrupted run; each row is written
+/// once.
+///
+/// # Errors
+/// When the output cannot be opened or written, or `make` fails; what is committed stays.
+pub(crate) fn write(
+    args: &DerivedArgs,
+    record: JobRecord,
+    config: &Config,
+    by_column: Option<ByColumn>,
+    make: impl FnOnce(Arc<RoaringTreemap>) -> Result<Rows> + Send,
+) -> Result<Written> {
+    let Some(named) = args.output.as_deref().filter(|output| *output != "-") else {
+        return to_stream(&record, make(Arc::default())?);
+    };
+    let format = match args.format {
+        PartFormat::Parquet => Format::Parquet,
+        PartFormat::Jsonl => Format::Jsonl,
+        PartFormat::Csv => Format::Csv,
+    };
+    let output = Output::parse(named, format, &config.s3, &config.postgres).context(Usage)?;
+    let reuse = match args.overwrite {
+        true => Reuse::Overwrite,
+        false => Reuse::Resume,
+    };
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("failed to start the async runtime")?;
+    let opened = runtime.block_on(output.open_alone(record, reuse));
+    let mut sink = match opened.context(Usage)? {
+        Opened::Ready(sink) => sink,
+        Opened::Complete(summary) => return Ok(Written::of(&summary, true)),
+    };
+    match by_column.filter(|_| sink.takes_encoded()) {
+        Some(by_column) => by_column.commit(&mut *sink, &runtime)?,
+        None => commit_rows(&mut *sink, &runtime, make)?,
+    }
+    let summary = runtime.block_on(sink.finish())?;
+    Ok(Written::of(&summary, false))
+}
+
+/// `make` runs on a thread of its own, one part ahead.
+fn commit_rows(
+    sink: &mut dyn ResultSink,
+    runtime: &Runtime,
+    make: impl FnOnce(Arc<RoaringTreemap>) -> Result<Rows> + Send,
+) -> Result<()> {
+    let committed = Arc::new(sink.committed().clone());
+    let (parts, taken) = sync_channel::<Vec<Arc<Classification>>>(1);
+    thread::scope(|scope| {
+        let made = scope.spawn(move || -> Result<bool> {
+            let (mut part, mut is_dense, mut next) = (Vec::with_capacity(PART), true, 0);
+            let mut rows = make(committed)?;
+            while let Some(row) = rows.next().transpose()? {
+                is_dense &= row.image.index <= next;
+                next = next.max(row.image.index + 1);
+                part.push(Arc::new(row));
+                if part.len() == PART && parts.send(std::mem::take(&mut part)).is_err() {
+                    return Ok(is_dense); // the other side says why
+                }
+            }
+            if !part.is_empty() {
+                drop(parts.send(part));
+            }
+            Ok(is_dense)
+        });
+        let mut written = Ok(());
+        for part in taken {
+            written = runtime.block_on(sink.commit(part)).map(drop);
+            if written.is_err() {
+                break; // which ends the other side too
+            }
+        }
+        let made = made
+            .join()
+            .unwrap_or_else(|_| bail!("the rows could not be made"));
+        written?;
+        if !made? {
+            // Of results to which images were added some indices are missing for good.
+            runtime.block_on(sink.existing())?;
+        }
+        Ok(())
+    })
+}
+
+/// The rows as JSON Lines on standard output.
+fn to_stream(record: &JobRecord, mut rows: Rows) -> Result<Written> {
+    let mut out = io::BufWriter::new(io::stdout());
+    let mut written = Written {
+        rows: 0,
+        failed: 0,
+        was_complete: false,
+    };
+    while let Some(row) = rows.next().transpose()? {
+        written.rows += 1;
+        written.failed += u64::from(matches!(row.outcome, trommel_types::Outcome::Failed(_)));
+        JsonLines::write_rows(&mut out, record, &[Arc::new(row)])?;
+    }
+    out.flush()?;
+    Ok(written)
+}
+
+impl Written {
+    fn of(summary: &Summary, was_complete: bool) -> Self {
+        Self {
+            rows: summary.images,
+            failed: summary.failed,
+            was_complete,
+        }
+    }
+
+    /// Says on standard error what became of the rows.
+    pub(crate) fn tell(&self, what: &str, args: &DerivedArgs) -> Result<()> {
+        let to = args.output.as_deref().unwrap_or("standard output");
+        let mut told = format!(
+            "trommel: {} rows {what}, {} failed: {to}",
+            self.rows, self.failed
+        );
+        if self.was_complete {
+            told.push_str(" (it was finished before)");
+        }
+        writeln!(io::stderr(), "{told}")?;
+        Ok(())
+    }
+}
+
+/// The job of rows that are made of `results`, whose first row is given.
+pub(crate) fn record(
+    results: &Results,
+    stored: &trommel_sink::StoredRows,
+    first: &Classification,
+    options: impl IntoIterator<Item = (&'static str, String)>,
+) -> JobRecord {
+    let options = options.into_iter();
+    let mut options: std::collections::BTreeMap<_, _> = options
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    options.insert("rows of job".to_owned(), first.image.job.to_string());
+    let mut record = JobRecord {
+        job_id: uuid::Uuid::now_v7().to_string(),
+        run: JobRecord::new_run(),
+        spec_hash: String::new(),
+        source: results.to_string(),
+        model: first.model.to_string(),
+        model_version: first.model_version.to_string(),
+        options,
+        format: Format::Parquet,
+        columns: stored.columns.clone(),
+        logits: false,
+        embedding: false,
+        embedding_type: trommel_types::EmbeddingType::Float32,
+        escape_formulas: stored.escape_formulas,
+        retry: None,
+        created_at: jiff::Timestamp::now().as_microsecond(),
+    };
+    record.spec_hash = record.hash();
+    record
+}
+
+/// Refuses rows of another model.
+pub(crate) fn check_model(row: &Classification, name: &str, version: &str) -> Result<()> {
+    match *row.model_version == *version {
+        true => Ok(()),
+        false => Err(other_model(
+            &row.image.uri,
+            (&row.model, &row.model_version),
+            (name, version),
+        )),
+    }
+}
+
+/// Why the embedding of an image, which one model made, is refused; `wanted` is the other one. Each is a name
+/// and a version.
+pub(crate) fn other_model(uri: &str, made: (&str, &str), wanted: (&str, &str)) -> anyhow::Error {
+    let ((model, its_version), (name, version)) = (made, wanted);
+    anyhow::anyhow!(
+        "{uri} has an embedding of the model {model} (version {its_version}), and {name} is version {version}: give the model that made the embeddings with --model, or classify again"
+    )
+}

@@ -1,0 +1,109 @@
+//! Heads in files: what `trommel fit` has learned, with the model whose embeddings it is for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use trommel_infer::{Activation, Head};
+
+const VERSION: u32 = 1;
+
+/// A head as a file has it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HeadFile {
+    version: u32,
+    /// The model whose embeddings it is for.
+    pub(super) model: String,
+    pub(super) model_version: String,
+    labels: Vec<String>,
+    /// Values of an embedding.
+    width: usize,
+    /// Whether embeddings are scaled to the length 1 first.
+    normalize: bool,
+    activation: Activation,
+    /// `f32[labels, width]`, little-endian, in base64.
+    weights: String,
+    /// `f32[labels]`.
+    bias: Vec<f32>,
+}
+
+impl HeadFile {
+    pub(super) fn new(head: &Head, model: &str, model_version: &str) -> Self {
+        let bytes = head.weights().iter().flat_map(|value| value.to_le_bytes());
+        Self {
+            version: VERSION,
+            model: model.to_owned(),
+            model_version: model_version.to_owned(),
+            labels: head.labels().iter().map(ToString::to_string).collect(),
+            width: head.width(),
+            normalize: head.normalizes(),
+            activation: head.activation(),
+            weights: STANDARD.encode(bytes.collect::<Vec<u8>>()),
+            bias: head.bias().to_vec(),
+        }
+    }
+
+    /// # Errors
+    /// When the file cannot be read, or is no head.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
+        let file: Self = serde_json::from_slice(&text)
+            .with_context(|| format!("{} is no head that trommel fit wrote", path.display()))?;
+        if file.version != VERSION {
+            bail!(
+                "{} is a head of version {}, and this program knows version {VERSION}: use a newer one",
+                path.display(),
+                file.version
+            );
+        }
+        Ok(file)
+    }
+
+    /// Writes it whole or not at all.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let failed = || format!("failed to write {}", path.display());
+        let folder = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
+        let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
+            .with_context(failed)?;
+        serde_json::to_writer_pretty(&mut file, self).with_context(failed)?;
+        file.persist(path).with_context(failed)?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// When its values do not fit together.
+    pub(super) fn head(&self) -> Result<Head> {
+        let bytes = STANDARD
+            .decode(&self.weights)
+            .context("its weights are not base64")?;
+        let (values, rest) = bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            bail!("its weights are cut off");
+        }
+        let weights = values
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect();
+        let labels: Arc<[Arc<str>]> = self
+            .labels
+            .iter()
+            .map(|label| Arc::from(label.as_str()))
+            .collect();
+        let (width, bias) = (self.width, self.bias.clone());
+        Ok(Head::new(
+            labels,
+            width,
+            weights,
+            bias,
+            self.normalize,
+            self.activation,
+        )?)
+    }
+}

@@ -1,0 +1,417 @@
+//! Requests to the hub.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Deserialize;
+use ureq::http::{Response, StatusCode};
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+use ureq::{Agent, Body};
+
+use super::HubName;
+use super::cache::{Snapshot, is_within};
+
+/// Requests of one kind that are made before giving up, as long as none of them brings anything.
+pub(super) const ATTEMPTS: u32 = 5;
+/// Time before the second request; each later wait is twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+/// Time in which a server has to accept a connection, and in which it has to send something.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Redirects that are followed, one after another.
+const MAX_REDIRECTS: usize = 10;
+/// Longest description of a repository.
+const MAX_INFO: u64 = 64 << 20;
+
+/// What the environment says of the hub.
+#[derive(Debug)]
+pub(super) struct Settings {
+    endpoint: String,
+    token: Option<String>,
+    pub(super) cache: PathBuf,
+    offline: bool,
+}
+
+impl Settings {
+    /// # Errors
+    /// When there is no place for the cache.
+    pub(super) fn from_env() -> Result<Self> {
+        let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let path = |name: &str| {
+            env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let home = path("HF_HOME").or_else(|| {
+            let caches = path("XDG_CACHE_HOME");
+            let caches = caches.or_else(|| Some(env::home_dir()?.join(".cache")));
+            Some(caches?.join("huggingface"))
+        });
+        let home = home.context("there is no home directory for the hub's cache; set HF_HOME")?;
+        let kept = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+        let kept = || std::fs::read_to_string(kept).ok();
+        let token = text("HF_TOKEN").or_else(kept);
+        let token = token.map(|token| token.trim().to_owned());
+        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
+        let offline = text("HF_HUB_OFFLINE").map(|value| value.to_ascii_lowercase());
+        Ok(Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: token.filter(|token| !token.is_empty()),
+            cache: path("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub")),
+            offline: offline
+                .is_some_and(|value| ["1", "true", "yes", "on"].contains(&value.as_str())),
+        })
+    }
+}
+
+/// What a repository holds at a commit.
+#[derive(Debug)]
+pub(super) struct Info {
+    pub(super) commit: String,
+    pub(super) files: BTreeMap<String, RemoteFile>,
+}
+
+/// What the hub says of a file.
+#[derive(Debug, Default, Clone)]
+pub(super) struct RemoteFile {
+    /// Bytes, if it says.
+    pub(super) bytes: Option<u64>,
+    /// Names the content in the cache; empty for a file that is known from the cache only.
+    pub(super) hash: String,
+    /// Whether that is the SHA-256 of the content.
+    pub(super) is_sha256: bool,
+}
+
+/// The hub's answer about a repository.
+#[derive(Debug, Deserialize)]
+struct Repository {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Lfs {
+    sha256: String,
+    size: Option<u64>,
+}
+
+impl Info {
+    fn of(repository: Repository) -> Result<Self> {
+        let files = repository
+            .siblings
+            .into_iter()
+            .filter(|file| is_within(&file.rfilename));
+        let files = files.map(|file| {
+            let (bytes, hash, is_sha256) = match file.lfs {
+                Some(lfs) => (lfs.size.or(file.size), Some(lfs.sha256), true),
+                None => (file.size, file.blob, false),
+            };
+            let hash = hash.filter(|hash| {
+                !hash.is_empty() && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+            });
+            let hash =
+                hash.with_context(|| format!("the hub gives no hash of {}", file.rfilename))?;
+            let remote = RemoteFile {
+                bytes,
+                hash,
+                is_sha256,
+            };
+            Ok((file.rfilename, remote))
+        });
+        Ok(Self {
+            commit: repository.sha,
+            files: files.collect::<Result<_>>()?,
+        })
+    }
+
+    /// What is here of a repository.
+    pub(super) fn of_snapshot(snapshot: &Snapshot) -> Result<Self> {
+        let files = snapshot.paths()?.into_iter();
+        Ok(Self {
+            commit: snapshot.commit.clone(),
+            files: files.map(|path| (path, RemoteFile::default())).collect(),
+        })
+    }
+}
+
+/// Where an answer about a repository comes from.
+pub(super) enum Asked {
+    Hub(Info),
+    /// The hub cannot be asked, and why.
+    Unreachable(String),
+}
+
+/// Speaks to the hub.
+pub(super) struct Client {
+    agent: Agent,
+    settings: Settings,
+}
+
+/// An answer to a request for a part of a file.
+pub(super) enum Part {
+    /// The bytes from here on.
+    From(u64, Body),
+    /// The server has nothing there.
+    BeyondTheEnd,
+    /// Another attempt may go better, and why.
+    Later(String),
+}
+
+impl Client {
+    /// # Errors
+    /// When the machine's certificates cannot be read.
+    pub(super) fn new(settings: Settings) -> Result<Self> {
+        let loaded = rustls_native_certs::load_native_certs();
+        let roots: Vec<_> = loaded
+            .certs
+            .iter()
+            .map(|root| Certificate::from_der(root).to_owned())
+            .collect();
+        if roots.is_empty() && settings.endpoint.starts_with("https:") && !settings.offline {
+            let why = loaded.errors.first().map_or_else(
+                || "the store of certificates is empty".to_owned(),
+                ToString::to_string,
+            );
+            bail!(
+                "the machine's root certificates cannot be read: {why}; install ca-certificates, or set SSL_CERT_FILE"
+            );
+        }
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .root_certs(RootCerts::Specific(Arc::new(roots)))
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .build();
+        let agent = Agent::config_builder()
+            .tls_config(tls)
+            .user_agent(concat!("trommel/", env!("CARGO_PKG_VERSION")))
+            .http_status_as_error(false)
+            // Followed here, so that the token goes nowhere else.
+            .max_redirects(0)
+            .timeout_connect(Some(PATIENCE))
+            .timeout_recv_response(Some(PATIENCE))
+            .timeout_per_read(Some(PATIENCE))
+            .build();
+        Ok(Self {
+            agent: agent.into(),
+            settings,
+        })
+    }
+
+    pub(super) fn is_offline(&self) -> bool {
+        self.settings.offline
+    }
+
+    /// What a repository holds.
+    ///
+    /// # Errors
+    /// When the hub refuses, with the next step.
+    pub(super) fn info(&self, name: &HubName) -> Result<Asked> {
+        if self.settings.offline {
+            return Ok(Asked::Unreachable("HF_HUB_OFFLINE is set".to_owned()));
+        }
+        let revision = name.revision.replace('/', "%2F");
+        let url = format!(
+            "{}/api/models/{}/revision/{revision}?blobs=true",
+            self.settings.endpoint, name.repository
+        );
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let why = match self.get(&url, None) {
+                Ok(answer) if answer.status() == StatusCode::OK => {
+                    let mut body = answer.into_body();
+                    let text = body.with_config().limit(MAX_INFO).read_to_vec();
+                    let text =
+                        text.with_context(|| format!("{name}: the hub's answer was cut off"))?;
+                    let repository = serde_json::from_slice(&text);
+                    let repository: Repository = repository.with_context(|| {
+                        format!("{name}: {url} gives no description of a model")
+                    })?;
+                    return Info::of(repository).map(Asked::Hub);
+                }
+                Ok(answer) if !is_passing(answer.status()) => {
+                    return Err(self.refusal(name, None, &answer));
+                }
+                Ok(answer) => format!("the hub answers {}", answer.status()),
+                Err(error) => format!("{} cannot be reached: {error}", self.settings.endpoint),
+            };
+            if attempt >= ATTEMPTS {
+                return Ok(Asked::Unreachable(why));
+            }
+            pause(attempt);
+        }
+    }
+
+    /// A file of a commit, from a byte on.
+    ///
+    /// # Errors
+    /// When the hub refuses, with the next step.
+    pub(super) fn part(&self, name: &HubName, commit: &str, path: &str, from: u64) -> Result<Part> {
+        let url = format!(
+            "{}/{}/resolve/{commit}/{path}",
+            self.settings.endpoint, name.repository
+        );
+        let answer = match self.get(&url, (from > 0).then_some(from)) {
+            Ok(answer) => answer,
+            Err(why) => return Ok(Part::Later(why)),
+        };
+        match answer.status() {
+            StatusCode::OK => Ok(Part::From(0, answer.into_body())),
+            StatusCode::PARTIAL_CONTENT => {
+                let start = range_start(&answer);
+                let start =
+                    start.with_context(|| format!("{url} gives a part without saying which"))?;
+                Ok(Part::From(start, answer.into_body()))
+            }
+            StatusCode::RANGE_NOT_SATISFIABLE => Ok(Part::BeyondTheEnd),
+            status if is_passing(status) => Ok(Part::Later(format!("the server answers {status}"))),
+            _ => Err(self.refusal(name, Some(path), &answer)),
+        }
+    }
+
+    /// A page, wherever the hub sends for it. Only the hub itself is sent the token, not where it keeps
+    /// large files.
+    fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, String> {
+        let mut url = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.agent.get(&url);
+            let of_hub = url.strip_prefix(&self.settings.endpoint);
+            let of_hub = of_hub.is_some_and(|rest| rest.starts_with('/'));
+            if let Some(token) = self.settings.token.as_ref().filter(|_| of_hub) {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            if let Some(from) = from {
+                request = request.header("range", format!("bytes={from}-"));
+            }
+            let answer = request.call().map_err(|error| error.to_string())?;
+            if !answer.status().is_redirection() {
+                return Ok(answer);
+            }
+            let location = answer.headers().get("location");
+            let location = location.and_then(|place| place.to_str().ok());
+            let next = location.and_then(|place| redirected(&url, place));
+            url = next.ok_or_else(|| format!("{url} redirects to no place"))?;
+        }
+        Err(format!(
+            "{url} is redirected more than {MAX_REDIRECTS} times"
+        ))
+    }
+
+    /// Why the hub does not give a repository or a file of it, with the next step.
+    fn refusal(
+        &self,
+        name: &HubName,
+        path: Option<&str>,
+        answer: &Response<Body>,
+    ) -> anyhow::Error {
+        let code = answer.headers().get("x-error-code");
+        let code = code.and_then(|code| code.to_str().ok()).unwrap_or_default();
+        let page = format!("{}/{}", self.settings.endpoint, name.repository);
+        let token = match self.settings.token {
+            None => "set HF_TOKEN to a token that may read it",
+            Some(_) => {
+                "the token that is set (HF_TOKEN, or that of `hf auth login`) may not read it"
+            }
+        };
+        match (code, answer.status()) {
+            ("GatedRepo", _) => {
+                anyhow!("{name} is gated: accept its terms at {page}; then {token}")
+            }
+            ("RevisionNotFound", _) => anyhow!("{name}: there is no revision {}", name.revision),
+            ("EntryNotFound", _) => {
+                anyhow!(
+                    "{name}: there is no file {} any more",
+                    path.unwrap_or_default()
+                )
+            }
+            (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => anyhow!(
+                "{name}: there is no such repository at {}, or it is private; check the name, and if it is private, {token}",
+                self.settings.endpoint
+            ),
+            (_, StatusCode::NOT_FOUND) => {
+                anyhow!(
+                    "{name}: there is no such repository at {}",
+                    self.settings.endpoint
+                )
+            }
+            (_, status) => anyhow!("{name}: {} answers {status}", self.settings.endpoint),
+        }
+    }
+}
+
+/// Whether another attempt may go better.
+fn is_passing(status: StatusCode) -> bool {
+    status.is_server_error()
+        || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status)
+}
+
+/// The first byte of a `Content-Range: bytes 5-9/10`.
+fn range_start(answer: &Response<Body>) -> Option<u64> {
+    let range = answer.headers().get("content-range")?.to_str().ok()?;
+    let (start, _) = range.strip_prefix("bytes ")?.split_once('-')?;
+    start.trim().parse().ok()
+}
+
+/// Where a page at `url` sends for another: an address, or a path on the same server.
+fn redirected(url: &str, location: &str) -> Option<String> {
+    if location.starts_with("https://") || location.starts_with("http://") {
+        return Some(location.to_owned());
+    }
+    let (scheme, rest) = url.split_once("://")?;
+    let host = rest.split(['/', '?']).next()?;
+    let is_path = location.starts_with('/') && !location.starts_with("//");
+    is_path.then(|| format!("{scheme}://{host}{location}"))
+}
+
+/// Waits before the next attempt.
+pub(super) fn pause(attempt: u32) {
+    thread::sleep(FIRST_WAIT * 2_u32.saturating_pow(attempt.saturating_sub(1)));
+}
+
+/// An error of reading an answer, as one of the file.
+pub(super) fn cut_off(error: &io::Error) -> String {
+    format!("the connection was cut off: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_lead_to_addresses_and_to_paths() {
+        let from = "https://hub.example:8080/org/vit/resolve/main/model.onnx?x=1";
+        for (location, expected) in [
+            (
+                "https://cdn.example/a?b=c",
+                Some("https://cdn.example/a?b=c"),
+            ),
+            (
+                "/api/models/new/vit",
+                Some("https://hub.example:8080/api/models/new/vit"),
+            ),
+            ("//elsewhere/a", None),
+            ("file:///etc/passwd", None),
+            ("model.onnx", None),
+        ] {
+            assert_eq!(
+                redirected(from, location).as_deref(),
+                expected,
+                "{location}"
+            );
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! One file of a repository, brought into the cache whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest, Sha256};
+
+use super::HubName;
+use super::cache::Snapshot;
+use super::client::{ATTEMPTS, Client, Part, RemoteFile, cut_off, pause};
+
+/// Tells how far the files are, on standard error.
+pub(super) struct Progress {
+    quiet: bool,
+}
+
+impl Progress {
+    pub(super) fn new(quiet: bool) -> Self {
+        Self { quiet }
+    }
+
+    /// A bar for one file; a line where nobody sees bars.
+    fn begin(&mut self, name: &HubName, path: &str, bytes: Option<u64>, there: u64) -> ProgressBar {
+        let length = bytes.unwrap_or(0);
+        if self.quiet {
+            return ProgressBar::hidden();
+        }
+        if !io::stderr().is_terminal() {
+            let size = indicatif::HumanBytes(length);
+            let resumed = match there {
+                0 => String::new(),
+                there => format!(", {} of it here already", indicatif::HumanBytes(there)),
+            };
+            // Nobody is listening if this fails.
+            writeln!(io::stderr(), "fetching {name}: {path} ({size}{resumed})").ok();
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(length).with_message(path.to_owned());
+        let style = "fetching {msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        bar.set_position(there);
+        bar
+    }
+}
+
+/// The place of a file's content in the cache, fetched if it is not there.
+///
+/// # Errors
+/// When it cannot be fetched, or is not what the hub says that it is.
+pub(super) fn bring(
+    client: &Client,
+    snapshot: &Snapshot,
+    name: &HubName,
+    path: &str,
+    file: &RemoteFile,
+    progress: &mut Progress,
+) -> Result<PathBuf> {
+    if let Some(here) = snapshot.file(path) {
+        return Ok(here);
+    }
+    let hash = &file.hash;
+    if hash.is_empty() {
+        bail!("{name}: {path} is not in the cache");
+    }
+    let _lock = snapshot.lock(hash)?;
+    let blob = snapshot.blob(hash);
+    if !blob.is_file() {
+        let incomplete = blob.with_file_name(format!("{hash}.incomplete"));
+        if let Some(folder) = blob.parent() {
+            let made = fs::create_dir_all(folder);
+            made.with_context(|| format!("failed to create {}", folder.display()))?;
+        }
+        let fetch = Fetch {
+            client,
+            name,
+            commit: &snapshot.commit,
+            path,
+            file,
+        };
+        fetch.write_to(&incomplete, progress)?;
+        fs::rename(&incomplete, &blob)
+            .with_context(|| format!("failed to write {}", blob.display()))?;
+    }
+    snapshot.link(path, hash)
+}
+
+struct Fetch<'a> {
+    client: &'a Client,
+    name: &'a HubName,
+    commit: &'a str,
+    path: &'a str,
+    file: &'a RemoteFile,
+}
+
+impl Fetch<'_> {
+    /// Goes on with what is there, and checks the whole.
+    fn write_to(&self, incomplete: &Path, progress: &mut Progress) -> Result<()> {
+        let failed = || format!("failed to write {}", incomplete.display());
+        let options = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(incomplete);
+        let mut target = options.with_context(failed)?;
+        let there = target.metadata().with_context(failed)?.len();
+        let bar = progress.begin(self.name, self.path, self.file.bytes, there);
+        let (mut attempt, mut have) = (0, there);
+        while self.file.bytes != Some(have) {
+            let before = have;
+            let why = match self.go_on(&mut target, &mut have, &bar)? {
+                None => break,
+                Some(why) => why,
+            };
+            // As long as something comes, it goes on.
+            attempt = if have > before { 1 } else { attempt + 1 };
+            if attempt >= ATTEMPTS {
+                bail!(
+                    "{}: {} came to {have} of {} bytes only: {why}; the same command goes on from there",
+                    self.name,
+                    self.path,
+                    self.file
+                        .bytes
+                        .map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string()),
+                );
+            }
+            pause(attempt);
+        }
+        bar.finish_and_clear();
+        target.sync_all().with_context(failed)?;
+        drop(target);
+        let checked = self.check(incomplete);
+        if checked.is_err() {
+            // Nothing good can come of going on with it.
+            fs::remove_file(incomplete).with_context(failed)?;
+        }
+        checked
+    }
+
+    /// One request. `None` when all there is has come, else why it has to be asked for once more.
+    fn go_on(
+        &self,
+        target: &mut File,
+        have: &mut u64,
+        bar: &ProgressBar,
+    ) -> Result<Option<String>> {
+        let failed = || format!("failed to write {} to the cache", self.path);
+        if self.file.bytes.is_some_and(|bytes| *have > bytes) {
+            *have = 0;
+        }
+        let mut body = match self.client.part(self.name, self.commit, self.path, *have)? {
+            Part::Later(why) => return Ok(Some(why)),
+            Part::BeyondTheEnd => {
+                *have = 0;
+                target.set_len(0).with_context(failed)?;
+                return Ok(Some("the server has less of it than is here".to_owned()));
+            }
+            Part::From(start, _) if start > *have => bail!(
+                "{}: the server sends {} from byte {start} on, and was asked from {have} on",
+                self.name,
+                self.path
+            ),
+            // A server that knows no ranges begins at the beginning.
+            Part::From(start, body) => {
+                *have = start;
+                body.into_reader()
+            }
+        };
+        target.set_len(*have).with_context(failed)?;
+        target.seek(SeekFrom::Start(*have)).with_context(failed)?;
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            bar.set_position(*have);
+            let length = match body.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Ok(Some(cut_off(&error))),
+            };
+            target.write_all(&buffer[..length]).with_context(failed)?;
+            *have += length as u64;
+            if self.file.bytes.is_some_and(|bytes| *have > bytes) {
+                return Ok(Some("more came than the hub says that it has".to_owned()));
+            }
+        }
+        let is_whole = self.file.bytes.is_none_or(|bytes| bytes == *have);
+        Ok((!is_whole).then(|| "the answer ended early".to_owned()))
+    }
+
+    /// Whether the content is what the hub says.
+    fn check(&self, incomplete: &Path) -> Result<()> {
+        if !self.file.is_sha256 {
+            return Ok(());
+        }
+        let mut hash = Sha256::new();
+        let mut content = File::open(incomplete)?;
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            match content.read(&mut buffer)? {
+                0 => break,
+                length => hash.update(&buffer[..length]),
+            }
+        }
+        let digits = hash.finalize();
+        let found: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+        if found != self.file.hash {
+            bail!(
+                "{}: {} has arrived damaged: its SHA-256 is {found}, the hub says {}; it was removed, run the command again",
+                self.name,
+                self.path,
+                self.file.hash
+            );
+        }
+        Ok(())
+    }
+}

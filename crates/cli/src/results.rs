@@ -1,0 +1,121 @@
+//! Results wherever they are: on this machine, in a bucket, in a database.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+use trommel_sink::{
+    JobRecord, ResultRow, StoredColumns, StoredRows, TableRows, read_rows, read_stored,
+};
+use trommel_storage::{Mirror, StorageError};
+
+use crate::config::Config;
+use crate::exit::Usage;
+
+/// Results as a command names them, copied to this machine where they are elsewhere.
+pub(crate) struct Results {
+    named: String,
+    path: PathBuf,
+    copy: Option<TempDir>,
+}
+
+impl Results {
+    /// Opens a file, a folder of parts, `s3://bucket/prefix` or
+    /// `postgres://user@host/database?table=name`.
+    ///
+    /// # Errors
+    /// Of usage: when there are no such results, or they cannot be read.
+    pub(crate) fn open(named: &str, config: &Config) -> Result<Self> {
+        Self::copied(named, config, false)
+    }
+
+    /// The same, with the embeddings that they hold.
+    ///
+    /// # Errors
+    /// As [`Results::open`].
+    pub(crate) fn open_embedded(named: &str, config: &Config) -> Result<Self> {
+        Self::copied(named, config, true)
+    }
+
+    fn copied(named: &str, config: &Config, embeddings: bool) -> Result<Self> {
+        if let Some(rows) = TableRows::parse(named, &config.postgres).context(Usage)? {
+            let copy = folder_for_copy()?;
+            let path = copy.path().join("rows.jsonl");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .context("failed to start the async runtime")?;
+            runtime
+                .block_on(rows.save(&path, embeddings))
+                .context(Usage)?;
+            return Ok(Self {
+                named: rows.to_string(),
+                path,
+                copy: Some(copy),
+            });
+        }
+        let Some(rest) = named.strip_prefix("s3://") else {
+            return Ok(Self {
+                named: named.to_owned(),
+                path: named.into(),
+                copy: None,
+            });
+        };
+        let Some((parent, folder)) = rest.trim_end_matches('/').rsplit_once('/') else {
+            bail!("{named} is a whole bucket; name the prefix of the results in it");
+        };
+        let copy = folder_for_copy()?;
+        let mirror = Mirror::of(&format!("s3://{parent}/"), copy.path(), &config.s3);
+        let mirror = mirror.with_context(|| format!("{named} is no place in a bucket"))?;
+        mirror.update(folder).context(Usage)?;
+        Ok(Self {
+            named: named.to_owned(),
+            path: copy.path().join(folder),
+            copy: Some(copy),
+        })
+    }
+
+    /// Their rows, sorted by index within a part.
+    ///
+    /// # Errors
+    /// When there are no such results; a row that cannot be read is an error of the iterator.
+    pub(crate) fn rows(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<ResultRow, StorageError>> + use<>> {
+        read_rows(&self.path).context(Usage)
+    }
+
+    /// Their rows as they were written, with embeddings if there are some.
+    ///
+    /// # Errors
+    /// As [`Results::rows`].
+    pub(crate) fn stored(&self) -> Result<StoredRows> {
+        read_stored(&self.path, true).context(Usage)
+    }
+
+    /// The same by column, for rows of a job that are made of them; `None` where they have to be read one by
+    /// one.
+    ///
+    /// # Errors
+    /// As [`Results::rows`].
+    pub(crate) fn columns(&self, job: &JobRecord) -> Result<Option<StoredColumns>> {
+        StoredColumns::open(&self.path, job).context(Usage)
+    }
+
+    /// Where they are on this machine to begin with; `None` for a copy.
+    pub(crate) fn local(&self) -> Option<&Path> {
+        self.copy.is_none().then_some(&*self.path)
+    }
+}
+
+/// As the user named them, without a password.
+impl fmt::Display for Results {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.named)
+    }
+}
+
+fn folder_for_copy() -> Result<TempDir> {
+    tempfile::tempdir().context("failed to make a folder for a copy of the results")
+}

@@ -1,0 +1,254 @@
+//! Settings at work: the whole pipeline with a sample, and requests at a rate.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use indicatif::ProgressBar;
+use serde::Serialize;
+use tokio::runtime::Runtime;
+use trommel_infer::{Engine, EngineOptions, InferError, InferErrorKind};
+use trommel_source::{SourceOptions, open_source};
+use trommel_types::{Price, RowOptions, cost};
+use trommel_worker::{Answers, LiveModel, LiveRequest, NotAnswered, Tuned, engine_options};
+
+use super::search::Measure;
+use crate::bench::{Answer, Schedule, Target, drive, pipeline};
+use crate::config::Config;
+use crate::forecast::Spending;
+use crate::model::{self, OpenedModel};
+
+/// Images that are classified at least, however small the share of the budget.
+const LEAST_IMAGES: f64 = 32.0;
+
+/// What is aimed at.
+#[derive(Debug, Clone)]
+pub(super) struct Objective {
+    /// What things cost; without prices the aim is the most throughput.
+    pub(super) prices: Vec<Price>,
+    pub(super) requests: Option<Requests>,
+}
+
+/// Requests that have to be answered in time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Requests {
+    pub(super) p95: Duration,
+    pub(super) rate: f64,
+    /// For how long they come with the whole budget.
+    pub(super) time: Duration,
+    pub(super) seed: u64,
+}
+
+/// What settings have shown.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Tried {
+    pub(super) settings: Tuned,
+    /// Of the budget, 0 to 1.
+    pub(super) share: f64,
+    pub(super) images_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) p95_milliseconds: Option<f64>,
+    /// At the user's prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cost_of_a_million: Option<f64>,
+    /// Whether requests were answered in time, all of them; true where none were asked for.
+    pub(super) keeps: bool,
+}
+
+/// Runs trials.
+pub(super) struct Trials<'a> {
+    pub(super) runtime: &'a Runtime,
+    pub(super) config: Config,
+    pub(super) dir: PathBuf,
+    pub(super) rows: RowOptions,
+    pub(super) onnxruntime: Option<PathBuf>,
+    pub(super) sources: Vec<String>,
+    /// Images of a trial with the whole budget.
+    pub(super) images: usize,
+    /// For requests.
+    pub(super) encoded: Arc<[Bytes]>,
+    pub(super) objective: Objective,
+    pub(super) tried: Vec<Tried>,
+    /// Says what is tried, on a terminal.
+    pub(super) bar: ProgressBar,
+}
+
+impl Measure for Trials<'_> {
+    fn measure(&mut self, settings: &Tuned, share: f64) -> Result<Option<f64>> {
+        self.bar.set_message(format!(
+            "trial {}: batches of {}, {} sessions of {} threads, {} threads that prepare",
+            self.tried.len() + 1,
+            settings.max_batch,
+            settings.instances,
+            settings.intra_threads,
+            settings.preprocess_threads
+        ));
+        self.bar.tick();
+        let tried = match self.run(settings, share) {
+            Ok(tried) => tried,
+            Err(error) if does_not_fit(&error) => {
+                tracing::info!("{settings:?} are passed over: {error:#}");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        tracing::info!(?tried, "tried");
+        self.tried.push(tried);
+        let score = match tried.cost_of_a_million {
+            Some(cost) => 1.0 / cost.max(f64::MIN_POSITIVE),
+            None => tried.images_per_second,
+        };
+        Ok(tried.keeps.then_some(score))
+    }
+}
+
+impl Trials<'_> {
+    fn run(&self, settings: &Tuned, share: f64) -> Result<Tried> {
+        let mut config = self.config.clone();
+        settings.set(&mut config);
+        let images = (share * self.images as f64).ceil().max(LEAST_IMAGES) as u64;
+        let options = SourceOptions {
+            sample: Some(images),
+            s3: config.s3.clone(),
+            http: config.http.clone(),
+            ..SourceOptions::default()
+        };
+        let source = open_source(&self.sources, &options)?;
+        let rows = self.rows.clone();
+        let opened = self.open(&config)?;
+        let rate = pipeline(self.runtime, config.clone(), source, opened, rows)?.rate;
+        let held = Spending::new(&self.objective.prices, &config, false).held;
+        let usage = trommel_types::Usage {
+            hours: 1e6 / rate / 3600.0,
+            ..held
+        };
+        let prices = &self.objective.prices;
+        let mut tried = Tried {
+            settings: *settings,
+            share,
+            images_per_second: rate,
+            p95_milliseconds: None,
+            cost_of_a_million: (!prices.is_empty()).then(|| cost(prices, &usage)),
+            keeps: true,
+        };
+        if let Some(requests) = self.objective.requests {
+            let (p95, all) = self.answer(&config, requests, share)?;
+            tried.p95_milliseconds = Some(p95);
+            tried.keeps = all && p95 <= 1e3 * requests.p95.as_secs_f64();
+        }
+        Ok(tried)
+    }
+
+    fn open(&self, config: &Config) -> Result<OpenedModel> {
+        model::open(&self.dir, config, &self.rows, self.onnxruntime.as_deref())
+    }
+
+    /// Answers requests at the rate that was asked for, as `trommel serve` does but for the network. Returns the
+    /// 95th percentile in milliseconds, and whether all were answered.
+    fn answer(&self, config: &Config, requests: Requests, share: f64) -> Result<(f64, bool)> {
+        let opened = self.open(config)?;
+        let options = EngineOptions {
+            live: config.serve.live_options(),
+            ..engine_options(&opened.model, &config.infer)?
+        };
+        let name = Arc::clone(opened.model.name());
+        let model = LiveModel {
+            name: Arc::clone(&name),
+            plan: opened.plan,
+            engine: Arc::new(Engine::start(opened.model, options)?).into(),
+        };
+        let count = self.encoded.len();
+        let load = self.runtime.block_on(async {
+            let answers = Answers::start(vec![model], &self.rows, config)?;
+            let target = Arc::new(Here {
+                answers,
+                name,
+                images: Arc::clone(&self.encoded),
+            });
+            target.ask(0).await; // threads and memory are there when it counts
+            let schedule = Schedule {
+                rate: requests.rate,
+                constant: false,
+                time: requests.time.mul_f64(share),
+                seed: requests.seed,
+            };
+            Ok::<_, anyhow::Error>(drive(target, count, schedule, requests.p95).await)
+        })?;
+        let all = load.ok > 0 && load.refused == 0 && load.failed == 0;
+        Ok((load.milliseconds.p95, all))
+    }
+}
+
+/// Whether other settings may run where these did not.
+fn does_not_fit(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<InferError>();
+    error.is_some_and(|error| {
+        matches!(
+            error.kind(),
+            InferErrorKind::Settings | InferErrorKind::OutOfMemory
+        )
+    })
+}
+
+/// The models of this process, asked without a network.
+struct Here {
+    answers: Answers,
+    name: Arc<str>,
+    images: Arc<[Bytes]>,
+}
+
+impl Here {
+    async fn row(&self, image: usize) -> Result<(), NotAnswered> {
+        let gone = || NotAnswered::Settings(format!("there is no model {}", self.name));
+        let model = self.answers.model(&self.name).ok_or_else(gone)?;
+        let admitted = model.admit()?;
+        let request = LiveRequest {
+            id: "tune".into(),
+            index: image as u64,
+            uri: String::new(),
+            bytes: self.images[image].clone(),
+            wanted: Arc::clone(model.wanted()),
+            deadline: None,
+        };
+        self.answers.classify(&admitted, request).await?;
+        admitted.answered();
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl Target for Here {
+    async fn ask(&self, image: usize) -> Answer {
+        match self.row(image).await {
+            Ok(()) => Answer::Ok,
+            Err(NotAnswered::Full { .. } | NotAnswered::Expired) => Answer::Refused,
+            Err(error) => Answer::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Reads the images that requests bring.
+///
+/// # Errors
+/// If the source cannot be listed, or not one of its images read.
+pub(super) fn encoded(
+    runtime: &Runtime,
+    config: &Config,
+    sources: &[String],
+    images: u64,
+) -> Result<Arc<[Bytes]>> {
+    let options = SourceOptions {
+        sample: Some(images),
+        s3: config.s3.clone(),
+        http: config.http.clone(),
+        ..SourceOptions::default()
+    };
+    let source = open_source(sources, &options)?;
+    let limits = crate::bench::fetch_limits(config);
+    let reads = config.preprocess.in_flight();
+    let fetched = runtime.block_on(crate::bench::fetch(source.as_ref(), limits, reads));
+    let fetched = fetched.context("the images of requests cannot be read")?;
+    Ok(fetched.images.into_iter().map(|(_, bytes)| bytes).collect())
+}

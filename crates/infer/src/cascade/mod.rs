@@ -1,0 +1,219 @@
+//! Two models for one label: a small one decides what it is sure of, a large one the rest.
+//!
+//! On a random sample both are asked; from it a [`Rule`] is learned, which says from which score on each
+//! label of the small model stands (`learn.rs`, with its statistics). Until then a cascade answers as for the
+//! sample: with the large model's label, and what the small one said beside it.
+
+mod bounds;
+mod learn;
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use trommel_types::{Column, ColumnKind, Lane, Scalar, TopLabel};
+
+pub use self::learn::{Pair, Rule, has_shifted};
+use crate::onnx_file::hex;
+use crate::version::VERSION_DIGITS;
+use crate::{Answer, Engine, InferError, InferErrorKind, Wanted};
+
+/// How often each model has decided.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Decided {
+    /// Images of the sample, which both models were asked about.
+    pub sample: u64,
+    /// Images that the small model decided alone.
+    pub small: u64,
+    /// Images that went to the large model because the small one was not sure.
+    pub large: u64,
+}
+
+/// Whether there may be a cascade of this agreement, with rows as `wanted`.
+///
+/// # Errors
+/// [`Settings`](InferErrorKind::Settings) with what is wrong.
+pub fn check_cascade(agree: f64, wanted: &Wanted) -> Result<(), InferError> {
+    let refused = |why: &str| Err(InferError::new(InferErrorKind::Settings, why));
+    if !(0.5..1.0).contains(&agree) {
+        return refused("--agree: give a share from 0.5 to below 1, such as 0.99");
+    }
+    match wanted {
+        Wanted { logits: true, .. } => {}
+        Wanted {
+            embedding: true, ..
+        } => {}
+        wanted if wanted.has_thresholds() => {}
+        _ => return Ok(()),
+    }
+    refused(
+        "the models of a cascade give a label and its score each; leave out --logits, --embedding and thresholds",
+    )
+}
+
+/// The name of a cascade of two models.
+pub fn cascade_name(small: &str, large: &str) -> String {
+    format!("{small}+{large}")
+}
+
+/// The version of a cascade of two models of these versions, which agree on this share: 12 hex digits.
+pub fn cascade_version(small: &str, large: &str, agree: f64) -> String {
+    let mut version = hex(&Sha256::digest(format!("{small}\n{large}\n{agree}")));
+    version.truncate(VERSION_DIGITS);
+    version
+}
+
+/// The columns of the rows of a cascade, before those of its large model.
+pub fn cascade_columns() -> Vec<Column> {
+    COLUMNS
+        .map(|(name, kind)| Column {
+            name: name.to_owned(),
+            kind,
+        })
+        .into()
+}
+
+/// A cascade at work.
+#[derive(Debug)]
+pub(crate) struct Cascade {
+    small: Engine,
+    large: Engine,
+    name: Arc<str>,
+    version: Arc<str>,
+    agree: f64,
+    /// Bytes of the small model's tensor; the large one's follow.
+    split: usize,
+    /// Nothing while the sample is drawn.
+    rule: RwLock<Option<Arc<Rule>>>,
+    decided: [AtomicU64; 3],
+}
+
+/// An answer that is to come. Boxed, as engines ask engines here.
+type Call = Pin<Box<dyn Future<Output = Result<Answer, InferError>> + Send>>;
+
+/// The columns of a cascade's rows, before those of its large model.
+const COLUMNS: [(&str, ColumnKind); 3] = [
+    ("decided_by", ColumnKind::String),
+    ("small_label", ColumnKind::String),
+    ("small_score", ColumnKind::Float),
+];
+
+/// The values of `decided_by`, in the order of [`Decided`].
+const WORDS: [&str; 3] = ["sample", "small", "large"];
+
+impl Cascade {
+    pub(crate) fn new(small: Engine, large: Engine, agree: f64) -> Result<Self, InferError> {
+        let refused = |why: &str| Err(InferError::new(InferErrorKind::Settings, why));
+        let Some(split) = small.model().map(|model| model.shape().len()) else {
+            return refused(
+                "the first model of a cascade is one that is run here, and no prompt; name the prompt second",
+            );
+        };
+        check_cascade(agree, &Wanted::default())?;
+        let (own, other) = (small.labels(), large.labels());
+        let is_known = |label: &Arc<str>| own.contains(label);
+        if !other.is_empty() && !other.iter().any(is_known) {
+            return refused(
+                "the models of the cascade have no label in common, so they would never agree; give them the same labels",
+            );
+        }
+        Ok(Self {
+            name: cascade_name(small.name(), large.name()).into(),
+            version: cascade_version(small.version(), large.version(), agree).into(),
+            agree,
+            split,
+            small,
+            large,
+            rule: RwLock::default(),
+            decided: Default::default(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn version(&self) -> &Arc<str> {
+        &self.version
+    }
+
+    pub(crate) fn small(&self) -> &Engine {
+        &self.small
+    }
+
+    pub(crate) fn large(&self) -> &Engine {
+        &self.large
+    }
+
+    pub(crate) fn columns(&self) -> Vec<Column> {
+        let own = cascade_columns().into_iter();
+        own.chain(self.large.columns()).collect()
+    }
+
+    pub(crate) fn check(&self, wanted: &Wanted) -> Result<(), InferError> {
+        check_cascade(self.agree, wanted)
+    }
+
+    pub(crate) fn set_rule(&self, rule: Rule) {
+        let mut current = self.rule.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Some(Arc::new(rule));
+    }
+
+    pub(crate) fn decided(&self) -> Decided {
+        let [sample, small, large] = [0, 1, 2].map(|by| self.decided[by].load(Ordering::Relaxed));
+        Decided {
+            sample,
+            small,
+            large,
+        }
+    }
+
+    /// Asks the small model and, unless it is sure, the large one. `pixels` are the small model's tensor
+    /// and, behind it, what the large one takes.
+    pub(crate) async fn answer(
+        &self,
+        mut pixels: Bytes,
+        lane: Lane,
+        wanted: &Arc<Wanted>,
+    ) -> Result<Answer, InferError> {
+        let behind = pixels.split_off(self.split.min(pixels.len()));
+        let rule = self
+            .rule
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let first: Call = Box::pin(self.small.answer(pixels, lane, wanted));
+        let first = first.await?;
+        let best = first.scores.top.first().cloned();
+        let is_sure = |best: &TopLabel| {
+            rule.as_ref()
+                .is_some_and(|rule| rule.decides(&best.label, best.score))
+        };
+        let by_small = best.as_ref().is_some_and(is_sure);
+        let (by, mut answer) = match (by_small, &rule) {
+            (true, _) => (1, first),
+            (false, rule) => {
+                let by = if rule.is_some() { 2 } else { 0 };
+                let second: Call = Box::pin(self.large.answer(behind, lane, wanted));
+                (by, second.await?)
+            }
+        };
+        self.decided[by].fetch_add(1, Ordering::Relaxed);
+        let (label, score) = match best {
+            Some(best) => (
+                Scalar::String(best.label.to_string()),
+                Scalar::Float(best.score.into()),
+            ),
+            None => (Scalar::Null, Scalar::Null),
+        };
+        let own = [Scalar::String(WORDS[by].to_owned()), label, score];
+        let of_large = match by {
+            1 => vec![Scalar::Null; self.large.columns().len()],
+            _ => std::mem::take(&mut answer.columns),
+        };
+        answer.columns = own.into_iter().chain(of_large).collect();
+        Ok(answer)
+    }
+}

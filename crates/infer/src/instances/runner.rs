@@ -1,0 +1,305 @@
+//! The thread of an instance: runs batches, answers for each image, and is replaced when it hangs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use opentelemetry::trace::TraceContextExt;
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use trommel_types::{Lane, Scores};
+
+use super::{Job, NextBatch, Seat, Shared, lock};
+use crate::backend::{Backend, Image};
+use crate::metrics::InstanceMetrics;
+use crate::{InferError, InferErrorKind};
+
+/// Called with whether the thread is ready, once.
+pub(super) type Report = Box<dyn FnOnce(Result<(), InferError>) + Send>;
+
+/// Starts the thread of a seat.
+pub(super) type Spawn = Box<dyn Fn(Seat, Report) -> Result<(), InferError> + Send>;
+
+/// What starts threads; each makes its backend and warms it up first.
+pub(super) fn spawner<B: Backend>(
+    shared: &Arc<Shared>,
+    model: &str,
+    make: impl Fn(usize) -> Result<B, InferError> + Send + Sync + 'static,
+) -> Spawn {
+    let (shared, model, make) = (Arc::clone(shared), model.to_owned(), Arc::new(make));
+    Box::new(move |seat, report| {
+        let metrics = InstanceMetrics::of(&model);
+        if seat.turn == 0 {
+            shared.lock().alive += 1;
+        }
+        let work = {
+            let (shared, make) = (Arc::clone(&shared), Arc::clone(&make));
+            move || run(&shared, seat, &metrics, || make(seat.number), report)
+        };
+        let thread = thread::Builder::new()
+            .name(format!("infer-{}", seat.number))
+            .spawn(work);
+        match thread {
+            Ok(thread) => {
+                let mut slot = lock(&shared.slots[seat.number]);
+                slot.thread = (slot.turn == seat.turn).then_some(thread);
+                Ok(())
+            }
+            Err(error) => {
+                shared.leave(seat);
+                Err(stopped(format_args!("cannot start a thread: {error}")))
+            }
+        }
+    })
+}
+
+/// Looks for runs that take longer than `limit`, and replaces their threads.
+pub(super) fn watch(
+    shared: &Arc<Shared>,
+    spawn: Spawn,
+    limit: Duration,
+) -> Result<(SyncSender<()>, JoinHandle<()>), InferError> {
+    const TICKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(1)];
+    let tick = (limit / 8).clamp(TICKS[0], TICKS[1]);
+    let (sender, ended) = sync_channel(0);
+    let shared = Arc::clone(shared);
+    let work = move || {
+        while ended.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
+            for number in 0..shared.slots.len() {
+                if let Some(seat) = shared.give_up(number, limit)
+                    && let Err(error) = replace(&shared, &spawn, seat)
+                {
+                    tracing::error!("{error}");
+                    shared.stop();
+                }
+            }
+        }
+    };
+    let thread = thread::Builder::new()
+        .name("infer-watch".to_owned())
+        .spawn(work)
+        .map_err(|error| stopped(format_args!("cannot start a thread: {error}")))?;
+    Ok((sender, thread))
+}
+
+/// Starts a thread in the place of one that was given up.
+fn replace(shared: &Arc<Shared>, spawn: &Spawn, seat: Seat) -> Result<(), InferError> {
+    let hung = shared.lock().hung;
+    if hung > shared.slots.len() {
+        shared.leave(seat);
+        return Err(stopped(format_args!("{hung} runs of the model hang")));
+    }
+    let engine = Arc::clone(shared);
+    let report = move |outcome: Result<(), InferError>| {
+        if let Err(error) = outcome {
+            tracing::error!("cannot replace a thread that hangs: {error}");
+            engine.stop();
+        }
+    };
+    spawn(seat, Box::new(report))
+}
+
+/// Says that a thread has ended. If it unwinds, it stops the engine, so that nobody waits for answers
+/// that never come.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    seat: Seat,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() && self.shared.is_current(self.seat) {
+            drop(self.shared.end(self.seat)); // its callers notice
+            self.shared.stop();
+        }
+        self.shared.leave(self.seat);
+    }
+}
+
+/// The life of a thread of an instance.
+fn run<B: Backend>(
+    shared: &Shared,
+    seat: Seat,
+    metrics: &InstanceMetrics,
+    make: impl FnOnce() -> Result<B, InferError>,
+    report: Report,
+) {
+    let _leaving = Leaving { shared, seat };
+    let warm = make().and_then(|mut backend| {
+        warm_up(shared, &mut backend)?;
+        Ok(backend)
+    });
+    let (backend, outcome) = match warm {
+        Ok(backend) => (Some(backend), Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    report(outcome);
+    let Some(mut backend) = backend else { return };
+
+    // Of a model that always computes the same number, a smaller batch is no sooner done.
+    let is_cut = backend.computed(1) < backend.computed(shared.max_batch());
+    let mut last_end = None;
+    while let Some(NextBatch {
+        lane,
+        mut jobs,
+        was_waiting,
+    }) = shared.next_batch(is_cut)
+    {
+        jobs.retain(|job| !job.answer.is_closed());
+        if jobs.is_empty() {
+            continue;
+        }
+        let batch: Vec<Image> = jobs.iter().map(|job| job.image.clone()).collect();
+        let start = Instant::now();
+        if let (true, Some(end)) = (was_waiting, last_end) {
+            shared.counters.gap(start - end);
+            metrics.gap(start - end);
+        }
+        let span = batch_span(&jobs);
+        if lane == Lane::Live {
+            let waits = jobs.iter().map(|job| start - job.since);
+            waits.for_each(|wait| metrics.live_wait(wait));
+        }
+        shared.begin(seat, jobs);
+        let outcomes = span.in_scope(|| compute(shared, &mut backend, &batch));
+        let Some(jobs) = shared.end(seat) else {
+            return; // given up: its images are answered, and another thread has its place
+        };
+        let end = Instant::now();
+        last_end = Some(end);
+        let (images, computed) = (batch.len(), backend.computed(batch.len()));
+        let places = shared.max_batch().max(images);
+        shared.counters.batch(images, computed, places, end - start);
+        metrics.batch(images, places, end - start);
+        if lane == Lane::Live {
+            metrics.live_batch(images, places, end - start);
+        }
+        let whole = outcomes.iter().all(Result::is_ok);
+        shared.took(images, end - start, whole);
+        if let Err(lost) = answer(jobs, outcomes) {
+            tracing::error!("{lost}");
+            shared.stop();
+            // Giving back what a lost device held may end the process at once, before it can say why.
+            std::mem::forget(backend);
+            return;
+        }
+    }
+}
+
+/// The span of a batch, if one of its images is traced: in the first such image's trace, and linked
+/// to by the spans of all.
+fn batch_span(jobs: &[Job]) -> Span {
+    let is_traced = |job: &&Job| job.span.context().span().span_context().is_sampled();
+    let Some(first) = jobs.iter().find(is_traced) else {
+        return Span::none();
+    };
+    let batch = tracing::warn_span!(parent: &first.span, "infer.batch", batch_size = jobs.len());
+    for job in jobs {
+        job.span.follows_from(&batch);
+    }
+    batch
+}
+
+/// Warms a backend up with as large a batch as the device has memory for; one that has memory of its own for
+/// each size, with all sizes that may be learned.
+fn warm_up(shared: &Shared, backend: &mut impl Backend) -> Result<(), InferError> {
+    loop {
+        let batch = match backend.keeps_sizes() {
+            true => shared.largest(),
+            false => shared.max_batch(),
+        };
+        match backend.warm_up(batch) {
+            Err(error) if can_halve(backend, batch, &error) => {
+                shared.limit_batches(batch.div_ceil(2), &error);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Whether half of a batch may have room where all of it had none.
+fn can_halve(backend: &impl Backend, images: usize, error: &InferError) -> bool {
+    error.kind() == InferErrorKind::OutOfMemory
+        && backend.computed(images.div_ceil(2)) < backend.computed(images)
+}
+
+/// One outcome an image. A batch that was formed before batches were made smaller is cut up.
+fn compute(
+    shared: &Shared,
+    backend: &mut impl Backend,
+    batch: &[Image],
+) -> Vec<Result<Scores, InferError>> {
+    let (images, limit) = (batch.len(), shared.max_batch());
+    if images > limit {
+        let batches = batch.chunks(limit);
+        return batches
+            .flat_map(|batch| compute(shared, backend, batch))
+            .collect();
+    }
+    let outcomes = match backend.run(batch) {
+        Err(error) if can_halve(backend, images, &error) => {
+            shared.limit_batches(images.div_ceil(2), &error);
+            compute(shared, backend, batch)
+        }
+        Err(error) if images > 1 && !error.is_fatal() => {
+            tracing::warn!("a batch of {images} failed, running its images singly: {error}");
+            singly(shared, backend, batch)
+        }
+        Err(error) => vec![Err(error); images],
+        Ok(outcomes) => outcomes,
+    };
+    debug_assert_eq!(outcomes.len(), images, "one outcome an image");
+    outcomes
+}
+
+/// Answers every job of a batch. An error is one that no later image will survive.
+fn answer(batch: Vec<Job>, outcomes: Vec<Result<Scores, InferError>>) -> Result<(), InferError> {
+    let mut lost = Ok(());
+    for (job, outcome) in batch.into_iter().zip(outcomes) {
+        if let Err(error) = &outcome
+            && error.is_fatal()
+        {
+            lost = Err(error.clone());
+        }
+        // Its caller may have left meanwhile.
+        job.answer.send(outcome).ok();
+    }
+    lost
+}
+
+/// Runs each image alone, so that one that breaks its batch takes no other with it.
+fn singly(
+    shared: &Shared,
+    backend: &mut impl Backend,
+    batch: &[Image],
+) -> Vec<Result<Scores, InferError>> {
+    let mut lost = None;
+    batch
+        .iter()
+        .map(|image| {
+            if let Some(error) = &lost {
+                return Err(InferError::clone(error));
+            }
+            shared.counters.retry();
+            let outcome = backend
+                .run(std::slice::from_ref(image))
+                .and_then(|outcomes| outcomes.into_iter().next().unwrap_or_else(|| Err(ended())));
+            if let Err(error) = &outcome
+                && error.is_fatal()
+            {
+                lost = Some(error.clone());
+            }
+            outcome
+        })
+        .collect()
+}
+
+pub(super) fn ended() -> InferError {
+    stopped("the engine has stopped, so the image was not classified")
+}
+
+pub(super) fn stopped(message: impl fmt::Display) -> InferError {
+    InferError::new(InferErrorKind::EngineStopped, message)
+}

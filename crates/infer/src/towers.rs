@@ -1,0 +1,289 @@
+//! Models of two towers: which files of a folder hold the one for images and the one for texts.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::config::{ModelConfig, invalid, read_optional};
+use crate::onnx_file::OnnxFile;
+use crate::version::find_file;
+use crate::{Activation, InferError, InferErrorKind};
+
+/// What a tower for texts is called, in the layout of transformers.js.
+const TEXT_FILES: [&str; 2] = ["text_model.onnx", "onnx/text_model.onnx"];
+/// What a graph with both towers is called, in the layout of Optimum.
+const BOTH_FILES: [&str; 2] = ["model.onnx", "onnx/model.onnx"];
+/// The input of a tower for texts.
+pub(crate) const TOKENS: &str = "input_ids";
+/// The outputs of a tower for images and of one for texts, in the order of preference.
+pub(crate) const IMAGE_OUTPUTS: [&str; 2] = ["image_embeds", "pooler_output"];
+pub(crate) const TEXT_OUTPUTS: [&str; 2] = ["text_embeds", "pooler_output"];
+/// The output of a graph with both towers that compares images with texts.
+pub(crate) const COMPARED: &str = "logits_per_image";
+
+/// The tower for texts in a model's folder, and how it is used.
+#[derive(Debug, Clone)]
+pub(crate) struct TextFiles {
+    /// The graph, and whether it holds the other tower too.
+    pub(crate) file: PathBuf,
+    pub(crate) is_shared: bool,
+    /// A graph with both towers, which tells how they are compared.
+    pub(crate) both: Option<PathBuf>,
+    pub(crate) tokenizer: PathBuf,
+    /// Most tokens of a text.
+    pub(crate) max_length: usize,
+    /// Whether every text is filled up to that length.
+    pub(crate) fills_up: bool,
+    /// The text of the token that fills up, or its number.
+    pub(crate) filler: Option<Filler>,
+    pub(crate) scaling: Option<Scaling>,
+    /// How the comparison becomes scores.
+    pub(crate) activation: Activation,
+}
+
+/// A token, as files name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Filler {
+    Text(String),
+    Number(u32),
+}
+
+/// `logit = scale × cosine + bias`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Scaling {
+    pub(crate) scale: f32,
+    pub(crate) bias: f32,
+}
+
+/// The section `[text]` of `trommel.toml`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct TextSection {
+    file: Option<PathBuf>,
+    max_length: Option<usize>,
+    fill_up: Option<bool>,
+    filler: Option<String>,
+    logit_scale: Option<f32>,
+    logit_bias: Option<f32>,
+}
+
+/// The fields of `config.json` and `tokenizer_config.json` that matter here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Config {
+    model_type: Option<String>,
+    text_config: Option<TextConfig>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TextConfig {
+    max_position_embeddings: Option<usize>,
+    pad_token_id: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenizerConfig {
+    /// Beyond all numbers where there is no limit.
+    model_max_length: Option<f64>,
+    pad_token: Option<Token>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Token {
+    Text(String),
+    Described { content: String },
+}
+
+impl Token {
+    fn text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Described { content: text } => text,
+        }
+    }
+}
+
+/// The file of a folder that holds the tower for images, or all of the model, and whether it holds one for
+/// texts too.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn image_file(dir: &Path, config: &ModelConfig) -> Result<(PathBuf, bool), InferError> {
+    let path = find_file(dir, config.file.as_deref())?;
+    let inputs = OnnxFile::describe(&path)?.inputs;
+    Ok((
+        path,
+        inputs.len() > 1 && inputs.iter().any(|input| input == TOKENS),
+    ))
+}
+
+/// The files besides the one for images that decide what texts become.
+pub(crate) fn beside(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    TEXT_FILES
+        .into_iter()
+        .chain([
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        ])
+        .map(move |name| dir.join(name))
+}
+
+/// The tower for texts in the folder `dir`, whose images go through `image`.
+///
+/// # Errors
+/// What is missing or malformed, with its remedy.
+pub(crate) fn text_files(
+    dir: &Path,
+    image: &Path,
+    holds_both: bool,
+    config: &ModelConfig,
+) -> Result<TextFiles, InferError> {
+    let section = TextSection::read(&dir.join("trommel.toml"))?;
+    let there = |names: [&str; 2]| {
+        names
+            .map(|name| dir.join(name))
+            .into_iter()
+            .find(|path| path.is_file())
+    };
+    let (file, is_shared) = match (&section.file, holds_both) {
+        (Some(file), _) => (dir.join(file), false),
+        (None, true) => (image.to_owned(), true),
+        (None, false) => match there(TEXT_FILES) {
+            Some(file) => (file, false),
+            None => {
+                return Err(missing(format_args!(
+                    "model {} has no tower for texts, so it cannot take labels: add text_model.onnx and tokenizer.json, or give a model that has them",
+                    dir.display()
+                )));
+            }
+        },
+    };
+    let tokenizer = dir.join("tokenizer.json");
+    if !tokenizer.is_file() {
+        return Err(missing(format_args!(
+            "{} is missing, without which texts are no tokens: save it with tokenizer.save_pretrained of Transformers",
+            tokenizer.display()
+        )));
+    }
+    let hub: Config = read_json(&dir.join("config.json"))?.unwrap_or_default();
+    let text: TextConfig = hub.text_config.unwrap_or_default();
+    let tokens: TokenizerConfig =
+        read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+    let special: TokenizerConfig =
+        read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
+    let kind = hub.model_type.as_deref().unwrap_or_default();
+    let is_siglip = kind.contains("siglip");
+    let limit = tokens
+        .model_max_length
+        .filter(|length| (1.0..1e6).contains(length));
+    let max_length = section
+        .max_length
+        .or(limit.map(|length| length as usize))
+        .or(text.max_position_embeddings)
+        .or(match kind {
+            "clip" => Some(77),
+            _ if is_siglip => Some(64),
+            _ => None,
+        });
+    let max_length = max_length.filter(|length| (4..1 << 20).contains(length)).ok_or_else(|| {
+        invalid(dir, &"no file gives the most tokens of a text; set max-length in the section [text] of trommel.toml")
+    })?;
+    let filler = section.filler.map(Filler::Text);
+    let filler = filler
+        .or(tokens
+            .pad_token
+            .or(special.pad_token)
+            .map(|token| Filler::Text(token.text())))
+        .or(text.pad_token_id.map(Filler::Number));
+    let scaling = match (section.logit_scale, section.logit_bias) {
+        (Some(scale), bias) => Some(Scaling {
+            scale,
+            bias: bias.unwrap_or(0.0),
+        }),
+        (None, None) => None,
+        (None, Some(_)) => {
+            let path = dir.join("trommel.toml");
+            return Err(invalid(
+                &path,
+                &"logit-bias is set in the section [text] and logit-scale is not; set both",
+            ));
+        }
+    };
+    let activation = match (config.set_activation, kind) {
+        (Some(activation), _) => activation,
+        (None, "") => {
+            return Err(invalid(
+                dir,
+                &"config.json names no model_type, so it is not known how its comparisons become scores; set activation in the section [model] of trommel.toml",
+            ));
+        }
+        // As Transformers' pipeline for zero-shot classification does.
+        (None, _) if is_siglip => Activation::Sigmoid,
+        (None, _) => Activation::Softmax,
+    };
+    Ok(TextFiles {
+        both: match is_shared {
+            true => Some(file.clone()),
+            false => there(BOTH_FILES).filter(|both| both != image),
+        },
+        file,
+        is_shared,
+        tokenizer,
+        max_length,
+        fills_up: section.fill_up.unwrap_or(is_siglip),
+        filler,
+        scaling,
+        activation,
+    })
+}
+
+/// Whether images of this kind of model are described by the first of their tokens, by the name of the kind
+/// in `config.json`.
+pub(crate) fn has_class_token(dir: &Path) -> Result<bool, InferError> {
+    let config: Config = read_json(&dir.join("config.json"))?.unwrap_or_default();
+    let kinds = [
+        "dinov2",
+        "dinov2_with_registers",
+        "dinov3_vit",
+        "vit",
+        "vit_msn",
+        "deit",
+    ];
+    Ok(config
+        .model_type
+        .is_some_and(|kind| kinds.contains(&kind.as_str())))
+}
+
+impl TextSection {
+    fn read(path: &Path) -> Result<Self, InferError> {
+        #[derive(Deserialize)]
+        struct Sections {
+            #[serde(default)]
+            text: TextSection,
+        }
+        let Some(text) = read_optional(path)? else {
+            return Ok(Self::default());
+        };
+        let sections: Sections = toml::from_str(&text).map_err(|error| invalid(path, &error))?;
+        Ok(sections.text)
+    }
+}
+
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, InferError> {
+    match fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| invalid(path, &error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(invalid(path, &error)),
+    }
+}
+
+fn missing(why: std::fmt::Arguments<'_>) -> InferError {
+    InferError::new(InferErrorKind::ModelMissing, why)
+}

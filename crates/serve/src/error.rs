@@ -1,0 +1,36 @@
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a server does not start.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The address is taken, or not this machine's.
+    #[error("failed to listen at serve.listen = {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The token's file cannot be used.
+    #[error("serve.token-file {path}: {reason}")]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The certificate or its key cannot be used.
+    #[error("serve.tls-certificate, tls-key: {0}")]
+    Tls(String),
+    /// Settings do not fit together.
+    #[error("{0}")]
+    Settings(String),
+    /// The broker did not take the service.
+    #[error("failed to answer over NATS: {0}")]
+    Nats(String),
+}

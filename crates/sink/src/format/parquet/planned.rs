@@ -1,0 +1,212 @@
+//! Which rows of a result are given new classes, and by whom.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use parquet::arrow::arrow_reader::ArrowReaderMetadata;
+use parquet::errors::ParquetError;
+use roaring::RoaringTreemap;
+use trommel_storage::StorageError;
+
+use super::relabel::{RowGroup, columns};
+use super::rewritten::options;
+use super::shape::Shape;
+use crate::JobRecord;
+use crate::format_name::Format;
+use crate::read_back::{NO_ROW, StoredPart, no_result, stored_parts};
+
+/// Indices that are decoded at once.
+const BATCH: usize = 8192;
+
+/// A result whose rows can be given new classes column by column: Parquet as Trommel writes it.
+pub struct StoredColumns {
+    parts: Vec<StoredPart>,
+    shape: Shape,
+}
+
+impl StoredColumns {
+    /// Looks at the columns of all files of a result. `None` where one of them is not Parquet, or has
+    /// columns of other types than rows of this job have.
+    ///
+    /// # Errors
+    /// When there is no such result, or a file of it is damaged.
+    pub fn open(path: &Path, job: &JobRecord) -> Result<Option<Self>, StorageError> {
+        let parts = stored_parts(path)?;
+        let mut shape = None;
+        for part in &parts {
+            if part.format != Format::Parquet {
+                return Ok(None);
+            }
+            let damaged = |error: ParquetError| no_result(&part.path, error);
+            let metadata = metadata(&part.path)?;
+            let metadata = metadata.metadata();
+            if shape.is_none() {
+                shape = Shape::of(job, metadata).map_err(damaged)?;
+            }
+            if !shape.as_ref().is_some_and(|shape| shape.fits(metadata)) {
+                return Ok(None);
+            }
+        }
+        Ok(shape.map(|shape| Self { parts, shape }))
+    }
+
+    /// The row groups in the order of the result, without rows of these indices; of those of an index that
+    /// stands twice only the first.
+    pub fn row_groups(self, job_id: &str, committed: RoaringTreemap) -> RowGroups {
+        RowGroups {
+            parts: self.parts.into_iter(),
+            shape: Arc::new(self.shape),
+            job_id: job_id.into(),
+            taken: committed,
+            open: None,
+        }
+    }
+}
+
+fn metadata(path: &Path) -> Result<ArrowReaderMetadata, StorageError> {
+    let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
+    ArrowReaderMetadata::load(&file, options()).map_err(|error| no_result(path, error))
+}
+
+/// The row groups of a result; no index comes twice.
+pub struct RowGroups {
+    parts: std::vec::IntoIter<StoredPart>,
+    shape: Arc<Shape>,
+    job_id: Arc<str>,
+    taken: RoaringTreemap,
+    open: Option<Open>,
+}
+
+/// A file that is gone through.
+struct Open {
+    path: PathBuf,
+    file: File,
+    metadata: ArrowReaderMetadata,
+    superseded: Arc<RoaringTreemap>,
+    next: usize,
+}
+
+impl Open {
+    fn of(part: StoredPart) -> Result<Self, StorageError> {
+        let file = File::open(&part.path)
+            .map_err(|error| StorageError::read(part.path.display(), error))?;
+        let metadata = ArrowReaderMetadata::load(&file, options())
+            .map_err(|error| no_result(&part.path, error))?;
+        Ok(Self {
+            path: part.path,
+            file,
+            metadata,
+            superseded: part.superseded,
+            next: 0,
+        })
+    }
+
+    /// The indices of the next row group.
+    fn indices(&self) -> Result<Vec<u64>, StorageError> {
+        let damaged = |error: ParquetError| no_result(&self.path, error);
+        let reader = columns(&self.file, &self.metadata, self.next, BATCH, &["index"]);
+        let mut indices = Vec::new();
+        for batch in reader.map_err(damaged)? {
+            let batch = batch.map_err(|error| no_result(&self.path, error))?;
+            for index in batch.column(0).as_primitive::<Int64Type>().values() {
+                let index = u64::try_from(*index);
+                indices.push(index.map_err(|_| no_result(&self.path, NO_ROW))?);
+            }
+        }
+        Ok(indices)
+    }
+}
+
+impl RowGroups {
+    fn advance(&mut self) -> Result<Option<RowGroup>, StorageError> {
+        loop {
+            let Some(open) = &mut self.open else {
+                let Some(part) = self.parts.next() else {
+                    return Ok(None);
+                };
+                self.open = Some(Open::of(part)?);
+                continue;
+            };
+            if open.next == open.metadata.metadata().num_row_groups() {
+                self.open = None;
+                continue;
+            }
+            let indices = open.indices()?;
+            let number = open.next;
+            open.next += 1;
+            let Some((kept, range)) = kept(&indices, &open.superseded, &mut self.taken) else {
+                continue;
+            };
+            return Ok(Some(RowGroup {
+                path: open.path.clone(),
+                metadata: open.metadata.clone(),
+                number,
+                kept,
+                shape: Arc::clone(&self.shape),
+                job_id: Arc::clone(&self.job_id),
+                range,
+            }));
+        }
+    }
+}
+
+impl Iterator for RowGroups {
+    type Item = Result<RowGroup, StorageError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.advance().transpose()
+    }
+}
+
+/// The places of rows by index, or `None` for all as they are, with the first and the last index; nothing if
+/// there are none.
+type Kept = Option<(Option<Vec<u64>>, (u64, u64))>;
+
+/// The rows of a row group that are neither superseded nor taken, which they are then.
+fn kept(indices: &[u64], superseded: &RoaringTreemap, taken: &mut RoaringTreemap) -> Kept {
+    let (first, last) = (*indices.first()?, *indices.last()?);
+    let is_free = |set: &RoaringTreemap| {
+        let before = first.checked_sub(1).map_or(0, |before| set.rank(before));
+        set.rank(last) == before
+    };
+    let is_sorted = indices.is_sorted_by(|a, b| a < b);
+    if is_sorted && is_free(superseded) && is_free(taken) {
+        for run in indices.chunk_by(|a, b| a + 1 == *b) {
+            taken.insert_range(run[0]..=run[run.len() - 1]);
+        }
+        return Some((None, (first, last)));
+    }
+    let mut rows: Vec<(u64, u64)> = Vec::new();
+    for (place, index) in (0..).zip(indices) {
+        if !superseded.contains(*index) && taken.insert(*index) {
+            rows.push((*index, place));
+        }
+    }
+    rows.sort_unstable();
+    let range = (rows.first()?.0, rows.last()?.0);
+    let places = rows.into_iter().map(|(_, place)| place).collect();
+    Some((Some(places), range))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_kept_once_and_by_index() {
+        let (none, mut taken) = (RoaringTreemap::new(), RoaringTreemap::new());
+        assert_eq!(kept(&[3, 4, 6], &none, &mut taken), Some((None, (3, 6))));
+        // 4 is taken, and 9 stands twice.
+        let some = Some((Some(vec![3, 0, 1]), (1, 9)));
+        assert_eq!(kept(&[5, 9, 9, 1, 4], &none, &mut taken), some);
+        assert_eq!(taken.iter().collect::<Vec<_>>(), [1, 3, 4, 5, 6, 9]);
+        assert_eq!(kept(&[3, 4], &none, &mut taken), None);
+        let later: RoaringTreemap = [11].into_iter().collect();
+        let some = Some((Some(vec![0, 2]), (10, 12)));
+        assert_eq!(kept(&[10, 11, 12], &later, &mut taken), some);
+        assert_eq!(kept(&[], &none, &mut taken), None);
+    }
+}

@@ -1,0 +1,93 @@
+use trommel_storage::StorageError;
+use trommel_types::Column;
+
+use crate::{Found, SourceOptions};
+
+/// One named source. Blocking.
+pub(super) trait Listing: Send + Sync {
+    /// The pass-through columns of this source.
+    fn columns(&self) -> &[Column] {
+        &[]
+    }
+
+    /// Hands every image to `visitor`, in order, with a value for each of `columns`.
+    fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop>;
+
+    /// Whether [`Listing::list_from`] spares what lies before.
+    fn can_go_on(&self) -> bool {
+        false
+    }
+
+    /// Hands every image behind `last_uri` to `visitor`. Called only where
+    /// [`Listing::can_go_on`].
+    fn list_from(
+        &self,
+        _last_uri: &str,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        self.list(options, visitor)
+    }
+}
+
+/// Receives a listing.
+pub(super) trait Visitor {
+    /// Takes an image.
+    fn found(&mut self, found: Found) -> Result<(), Stop>;
+
+    /// Counts a file that a filter passes over.
+    fn skipped(&mut self) -> Result<(), Stop>;
+
+    /// Is told that the next image may be long in coming.
+    fn waiting(&mut self) -> Result<(), Stop> {
+        Ok(())
+    }
+}
+
+/// Why a listing ends before its end.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// Nobody wants the rest.
+    Unwanted,
+    /// What follows cannot be listed.
+    Failed(StorageError),
+}
+
+impl From<StorageError> for Stop {
+    fn from(error: StorageError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Lists until `count` images are found, to learn before any work what is wrong with a source.
+/// Gives how many were found.
+pub(super) fn probe(
+    listing: &dyn Listing,
+    options: &SourceOptions,
+    count: u64,
+) -> Result<u64, StorageError> {
+    let mut probe = Probe { found: 0, count };
+    match listing.list(options, &mut probe) {
+        Ok(()) | Err(Stop::Unwanted) => Ok(probe.found),
+        Err(Stop::Failed(error)) => Err(error),
+    }
+}
+
+struct Probe {
+    found: u64,
+    count: u64,
+}
+
+impl Visitor for Probe {
+    fn found(&mut self, _: Found) -> Result<(), Stop> {
+        self.found += 1;
+        if self.found >= self.count {
+            return Err(Stop::Unwanted);
+        }
+        Ok(())
+    }
+
+    fn skipped(&mut self) -> Result<(), Stop> {
+        Ok(())
+    }
+}

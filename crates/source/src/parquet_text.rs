@@ -1,0 +1,217 @@
+//! Values of Parquet columns as text, as the crate `arrow-cast` writes them; which takes longer to
+//! build than all of this crate.
+
+use std::fmt::Debug;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::*;
+use arrow_array::{Array, ArrowPrimitiveType, PrimitiveArray};
+use arrow_schema::{ArrowError, DataType, TimeUnit};
+
+/// The text of a value; empty where it is null. Times are ISO 8601, those with a zone in UTC.
+///
+/// # Errors
+/// When it is a time that no calendar has, or of a type without a text.
+pub(super) fn text(column: &dyn Array, row: usize) -> Result<String, ArrowError> {
+    if column.is_null(row) {
+        return Ok(String::new());
+    }
+    macro_rules! number {
+        ($kind:ty) => {
+            column.as_primitive::<$kind>().value(row).to_string()
+        };
+    }
+    // With a decimal point, so that it stays one.
+    macro_rules! float {
+        ($kind:ty) => {
+            format!("{:?}", column.as_primitive::<$kind>().value(row))
+        };
+    }
+    macro_rules! temporal {
+        ($kind:ty, $as:ident) => {{
+            let column = column.as_primitive::<$kind>();
+            known(column, row, column.$as(row))?
+        }};
+    }
+    macro_rules! duration {
+        ($kind:ty) => {{
+            let duration = column.as_primitive::<$kind>().value_as_duration(row);
+            duration.map_or_else(|| "<invalid>".to_owned(), |time| time.to_string())
+        }};
+    }
+    macro_rules! by_key {
+        ($($key:pat => $kind:ty),*) => {
+            match column.data_type() {
+                $(DataType::Dictionary(key, _) if matches!(**key, $key) => {
+                    let column = column.as_dictionary::<$kind>();
+                    match column.key(row) {
+                        Some(key) => text(column.values(), key)?,
+                        None => String::new(),
+                    }
+                })*
+                other => return Err(unknown(other)),
+            }
+        };
+    }
+    Ok(match column.data_type() {
+        DataType::Null => String::new(),
+        DataType::Boolean => column.as_boolean().value(row).to_string(),
+        DataType::Int8 => number!(Int8Type),
+        DataType::Int16 => number!(Int16Type),
+        DataType::Int32 => number!(Int32Type),
+        DataType::Int64 => number!(Int64Type),
+        DataType::UInt8 => number!(UInt8Type),
+        DataType::UInt16 => number!(UInt16Type),
+        DataType::UInt32 => number!(UInt32Type),
+        DataType::UInt64 => number!(UInt64Type),
+        DataType::Float16 => number!(Float16Type),
+        DataType::Float32 => float!(Float32Type),
+        DataType::Float64 => float!(Float64Type),
+        DataType::Utf8 => column.as_string::<i32>().value(row).to_owned(),
+        DataType::LargeUtf8 => column.as_string::<i64>().value(row).to_owned(),
+        DataType::Utf8View => column.as_string_view().value(row).to_owned(),
+        DataType::Decimal32(..) => decimal::<Decimal32Type>(column, row),
+        DataType::Decimal64(..) => decimal::<Decimal64Type>(column, row),
+        DataType::Decimal128(..) => decimal::<Decimal128Type>(column, row),
+        DataType::Decimal256(..) => decimal::<Decimal256Type>(column, row),
+        DataType::Date32 => temporal!(Date32Type, value_as_date),
+        DataType::Date64 => temporal!(Date64Type, value_as_datetime),
+        DataType::Time32(TimeUnit::Second) => temporal!(Time32SecondType, value_as_time),
+        DataType::Time32(_) => temporal!(Time32MillisecondType, value_as_time),
+        DataType::Time64(TimeUnit::Nanosecond) => temporal!(Time64NanosecondType, value_as_time),
+        DataType::Time64(_) => temporal!(Time64MicrosecondType, value_as_time),
+        DataType::Timestamp(unit, zone) => {
+            let moment = match unit {
+                TimeUnit::Second => temporal!(TimestampSecondType, value_as_datetime),
+                TimeUnit::Millisecond => temporal!(TimestampMillisecondType, value_as_datetime),
+                TimeUnit::Microsecond => temporal!(TimestampMicrosecondType, value_as_datetime),
+                TimeUnit::Nanosecond => temporal!(TimestampNanosecondType, value_as_datetime),
+            };
+            // What is stored is UTC, whatever zone its display is meant for.
+            moment + zone.as_ref().map_or("", |_| "Z")
+        }
+        DataType::Duration(TimeUnit::Second) => duration!(DurationSecondType),
+        DataType::Duration(TimeUnit::Millisecond) => duration!(DurationMillisecondType),
+        DataType::Duration(TimeUnit::Microsecond) => duration!(DurationMicrosecondType),
+        DataType::Duration(TimeUnit::Nanosecond) => duration!(DurationNanosecondType),
+        DataType::Dictionary(..) => by_key!(
+            DataType::Int8 => Int8Type, DataType::Int16 => Int16Type,
+            DataType::Int32 => Int32Type, DataType::Int64 => Int64Type,
+            DataType::UInt8 => UInt8Type, DataType::UInt16 => UInt16Type,
+            DataType::UInt32 => UInt32Type, DataType::UInt64 => UInt64Type
+        ),
+        other => return Err(unknown(other)),
+    })
+}
+
+fn known<T: ArrowPrimitiveType>(
+    column: &PrimitiveArray<T>,
+    row: usize,
+    value: Option<impl Debug>,
+) -> Result<String, ArrowError> {
+    let value = value.map(|value| format!("{value:?}"));
+    value.ok_or_else(|| {
+        let (value, kind) = (column.value(row), column.data_type());
+        ArrowError::CastError(format!("{value:?} is no time of type {kind}"))
+    })
+}
+
+fn decimal<T: DecimalType>(column: &dyn Array, row: usize) -> String {
+    column.as_primitive::<T>().value_as_string(row)
+}
+
+fn unknown(kind: &DataType) -> ArrowError {
+    ArrowError::NotYetImplemented(format!("values of type {kind} are not read"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::*;
+    use arrow_cast::display::array_value_to_string;
+
+    use super::*;
+
+    /// Columns with values of every type that has a text.
+    fn columns() -> Vec<ArrayRef> {
+        const TIMES: [Option<i64>; 5] = [
+            None,
+            Some(0),
+            Some(-1),
+            Some(1_704_164_645_000_001),
+            Some(86_399),
+        ];
+        let decimal = Decimal128Array::from(vec![Some(-12_345), Some(7), None]);
+        let keys = Int32Array::from(vec![Some(1), None, Some(0), Some(2)]);
+        let values: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), Some("b"), None]));
+        let small = || {
+            TIMES.map(|time| {
+                time.filter(|time| time.abs() < 1 << 20)
+                    .map(|time| time as i32)
+            })
+        };
+        let times = || TIMES.to_vec();
+        vec![
+            Arc::new(NullArray::new(2)),
+            Arc::new(BooleanArray::from(vec![Some(true), None])),
+            Arc::new(Int8Array::from(vec![i8::MIN])),
+            Arc::new(UInt64Array::from(vec![u64::MAX])),
+            Arc::new(Float32Array::from(vec![1.0, 0.1, -2.5e-9, f32::INFINITY])),
+            Arc::new(Float64Array::from(vec![1.0, 0.1, 1e21, 123_456.789])),
+            Arc::new(LargeStringArray::from(vec!["é\n"])),
+            Arc::new(StringViewArray::from(vec![
+                "a text that is longer than a view",
+            ])),
+            Arc::new(decimal.with_precision_and_scale(10, 3).unwrap()),
+            Arc::new(Date32Array::from(small().to_vec())),
+            Arc::new(Date64Array::from(vec![
+                Some(0),
+                Some(1_704_164_645_001),
+                None,
+            ])),
+            Arc::new(Time32SecondArray::from(vec![Some(86_399), Some(0)])),
+            Arc::new(Time32MillisecondArray::from(vec![Some(86_399_001)])),
+            Arc::new(Time64MicrosecondArray::from(vec![
+                Some(1),
+                Some(60_000_000),
+            ])),
+            Arc::new(Time64NanosecondArray::from(vec![Some(1)])),
+            Arc::new(TimestampSecondArray::from(vec![
+                Some(0),
+                Some(-1),
+                Some(253_402_300_800),
+            ])),
+            Arc::new(TimestampMillisecondArray::from(vec![Some(1), None])),
+            Arc::new(TimestampMicrosecondArray::from(times())),
+            Arc::new(TimestampNanosecondArray::from(times()).with_timezone("+00:00")),
+            Arc::new(TimestampMicrosecondArray::from(times()).with_timezone("+00:00")),
+            Arc::new(DurationSecondArray::from(vec![Some(90), Some(-1)])),
+            Arc::new(DurationMillisecondArray::from(vec![Some(1)])),
+            Arc::new(DurationMicrosecondArray::from(times())),
+            Arc::new(DurationNanosecondArray::from(times())),
+            Arc::new(DictionaryArray::new(keys, values)),
+        ]
+    }
+
+    #[test]
+    fn the_text_is_that_of_the_arrow_project() {
+        for column in columns() {
+            for row in 0..column.len() {
+                let expected = array_value_to_string(&column, row).unwrap();
+                let kind = column.data_type();
+                assert_eq!(text(&column, row).unwrap(), expected, "{kind} {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_text_is_refused_by_its_type() {
+        let far: ArrayRef = Arc::new(TimestampSecondArray::from(vec![i64::MAX]));
+        let error = text(&far, 0).unwrap_err().to_string();
+        assert!(error.contains("is no time of type"), "{error}");
+        let months: ArrayRef = Arc::new(IntervalYearMonthArray::from(vec![14]));
+        let error = text(&months, 0).unwrap_err().to_string();
+        assert!(error.contains("Interval"), "{error}");
+    }
+}

@@ -1,0 +1,350 @@
+//! The objects under a prefix of an S3 bucket.
+
+use std::collections::{HashSet, VecDeque};
+use std::ffi::OsStr;
+
+use tokio::sync::mpsc;
+use trommel_storage::{
+    StorageError, StorageErrorKind,
+    background::{self, Pending},
+    s3::{Entry, Location, Object, Page, S3},
+};
+use trommel_types::Content;
+
+use crate::listing::{Listing, Stop, Visitor, probe};
+use crate::options::is_clutter;
+use crate::pattern::Pattern;
+use crate::stores::Stores;
+use crate::{Found, SourceOptions};
+
+/// Folders on the first page above which they are considered small, and not asked for one by one.
+const FEW_FOLDERS: usize = 8;
+/// Folders that are listed at once.
+const SIDE_BY_SIDE: usize = 8;
+/// Pages of a folder that wait to be handed on.
+const PAGES: usize = 4;
+
+/// A stretch of a listing.
+enum Segment {
+    Object(Object),
+    /// The pages of a folder that is being listed.
+    Folder(mpsc::Receiver<Result<Page, StorageError>>),
+}
+
+/// All objects whose keys begin with a prefix, or match a pattern, in the order of the keys' bytes.
+pub(super) struct S3Prefix {
+    s3: S3,
+    prefix: Location,
+    matching: Option<Matching>,
+}
+
+/// A pattern of keys.
+struct Matching {
+    /// The part of a key before the pattern.
+    folder: String,
+    pattern: Pattern,
+}
+
+impl S3Prefix {
+    /// # Errors
+    /// When the bucket is not there or may not be listed, or no key begins like that or matches.
+    pub(super) fn open(
+        spec: &str,
+        stores: &Stores,
+        options: &SourceOptions,
+    ) -> Result<Self, StorageError> {
+        let mut listing = Self::new(spec, stores)?;
+        let first = background::wait(listing.s3.list(&listing.prefix, None, None))?;
+        if !first.objects.is_empty() {
+            return Ok(listing);
+        }
+        if Pattern::is_pattern(spec) {
+            listing.read_pattern(spec)?;
+            if probe(&listing, options, 1)? > 0 {
+                return Ok(listing);
+            }
+        }
+        Err(StorageError::invalid_source(format!(
+            "source {spec}: no key in the bucket begins like that{}; check its spelling",
+            match listing.matching {
+                Some(_) => " or matches as an image",
+                None => "",
+            }
+        )))
+    }
+
+    /// The uris of all objects that a pattern matches, whatever they are.
+    ///
+    /// # Errors
+    /// When there are none, or they cannot be listed.
+    pub(super) fn matches(spec: &str, stores: &Stores) -> Result<Vec<String>, StorageError> {
+        let mut listing = Self::new(spec, stores)?;
+        listing.read_pattern(spec)?;
+        let all = SourceOptions {
+            suffixes: Some(vec!["*".to_owned()]),
+            ..SourceOptions::default()
+        };
+        let mut uris = Uris(Vec::new());
+        if let Err(Stop::Failed(error)) = listing.list(&all, &mut uris) {
+            return Err(error);
+        }
+        match uris.0.is_empty() {
+            false => Ok(uris.0),
+            true => Err(StorageError::invalid_source(format!(
+                "source {spec}: no key in the bucket begins like that or matches; check its spelling"
+            ))),
+        }
+    }
+
+    fn new(spec: &str, stores: &Stores) -> Result<Self, StorageError> {
+        let prefix = Location::parse(spec).ok_or_else(|| {
+            StorageError::invalid_source(format!("source {spec}: expected s3://bucket/prefix"))
+        })?;
+        Ok(Self {
+            s3: stores.s3.clone(),
+            prefix,
+            matching: None,
+        })
+    }
+
+    /// Takes the key as a pattern, and what comes before its first wildcard as the prefix.
+    fn read_pattern(&mut self, spec: &str) -> Result<(), StorageError> {
+        let key = &self.prefix.key;
+        let (folder, pattern) = Pattern::parse(key)
+            .map_err(|reason| StorageError::invalid_source(format!("source {spec}: {reason}")))?;
+        let folder = folder.to_string_lossy().into_owned();
+        let prefix = Pattern::before(key).to_owned();
+        self.prefix = self.prefix.with_key(prefix);
+        self.matching = Some(Matching { folder, pattern });
+        Ok(())
+    }
+
+    /// Whether an object is taken by its key; `None` for one that the pattern does not match.
+    fn takes(&self, key: &str, options: &SourceOptions) -> Option<bool> {
+        let Some(Matching { folder, pattern }) = &self.matching else {
+            // A key that was named in full is taken whatever it is called.
+            let is_named = key == self.prefix.key;
+            let start = self.prefix.key.rfind('/').map_or(0, |slash| slash + 1);
+            let below = key.get(start..).unwrap_or(key);
+            return Some(is_named || options.takes_member(below));
+        };
+        let below = key.strip_prefix(folder.as_str())?;
+        let is_hidden = is_clutter(below) && !pattern.names_hidden();
+        let by_suffix = options.suffixes.is_some() || !pattern.names_suffix();
+        let taken = !by_suffix || options.takes_suffix(OsStr::new(key));
+        pattern.matches(below).then_some(taken && !is_hidden)
+    }
+
+    async fn page(
+        s3: S3,
+        prefix: Location,
+        after: Option<String>,
+        page: Option<String>,
+    ) -> Result<Page, StorageError> {
+        s3.list(&prefix, after, page).await
+    }
+
+    /// Lists what is behind a key, or all. Where the first page shows few folders, so large ones,
+    /// they are listed side by side and handed on in order.
+    fn list_behind(
+        &self,
+        after: Option<String>,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        visitor.waiting()?;
+        let (s3, prefix, from) = (self.s3.clone(), self.prefix.clone(), after.clone());
+        let first = background::start(Self::page(s3, prefix, from, None)).wait()?;
+        if first.next.is_some() && (2..=FEW_FOLDERS).contains(&self.folders_of(&first.objects)) {
+            self.list_folders(after, options, visitor)
+        } else {
+            self.list_pages(first, options, visitor)
+        }
+    }
+
+    /// How many folders of the prefix these objects are in.
+    fn folders_of(&self, objects: &[Object]) -> usize {
+        let folders = objects
+            .iter()
+            .filter_map(|object| self.folder_of(&object.key));
+        folders.collect::<HashSet<_>>().len()
+    }
+
+    /// The part of a key up to the first slash behind the prefix.
+    fn folder_of<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let start = self.prefix.key.len();
+        let slash = key.get(start..)?.find('/')?;
+        Some(&key[..=start + slash])
+    }
+
+    fn list_folders(
+        &self,
+        after: Option<String>,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let mut under_way = VecDeque::new();
+        // Some stores leave out a folder that they are asked to begin in.
+        let folder = after.as_deref().and_then(|after| self.folder_of(after));
+        let mut from = match folder {
+            Some(folder) => {
+                under_way.push_back(self.start(Entry::Folder(folder.to_owned()), after.clone()));
+                Some(format!("{folder}{}", char::MAX))
+            }
+            None => after.clone(),
+        };
+        let mut token = None;
+        loop {
+            let (s3, prefix) = (self.s3.clone(), self.prefix.clone());
+            let level = async move { s3.list_level(&prefix, from, token).await };
+            let level = background::start(level).wait()?;
+            for entry in level.entries {
+                under_way.push_back(self.start(entry, None));
+                if under_way.len() > SIDE_BY_SIDE
+                    && let Some(segment) = under_way.pop_front()
+                {
+                    self.hand_on_segment(segment, options, visitor)?;
+                }
+            }
+            (from, token) = (None, level.next);
+            if token.is_none() {
+                break;
+            }
+        }
+        under_way
+            .into_iter()
+            .try_for_each(|segment| self.hand_on_segment(segment, options, visitor))
+    }
+
+    /// Starts the listing of a folder, behind the key `after`.
+    fn start(&self, entry: Entry, after: Option<String>) -> Segment {
+        let folder = match entry {
+            Entry::Object(object) => return Segment::Object(object),
+            Entry::Folder(folder) => self.prefix.with_key(folder),
+        };
+        let (sender, pages) = mpsc::channel(PAGES);
+        let s3 = self.s3.clone();
+        background::spawn(async move {
+            let (mut after, mut token) = (after, None);
+            loop {
+                let page = s3.list(&folder, after.take(), token).await;
+                token = page.as_ref().ok().and_then(|page| page.next.clone());
+                // Nobody wants the rest when it cannot be sent.
+                if sender.send(page).await.is_err() || token.is_none() {
+                    return;
+                }
+            }
+        });
+        Segment::Folder(pages)
+    }
+
+    fn hand_on_segment(
+        &self,
+        segment: Segment,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let mut pages = match segment {
+            Segment::Object(object) => return self.hand_on(object, options, visitor),
+            Segment::Folder(pages) => pages,
+        };
+        visitor.waiting()?;
+        while let Some(page) = pages.blocking_recv() {
+            for object in page?.objects {
+                self.hand_on(object, options, visitor)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn list_pages(
+        &self,
+        first: Page,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let mut page = Some(first);
+        while let Some(Page { objects, next }) = page.take() {
+            // Asked for before this page is handed on, so that it is there when that is done.
+            let pending = next.map(|token| {
+                let (s3, prefix) = (self.s3.clone(), self.prefix.clone());
+                background::start(Self::page(s3, prefix, None, Some(token)))
+            });
+            for object in objects {
+                self.hand_on(object, options, visitor)?;
+            }
+            visitor.waiting()?;
+            page = pending.map(Pending::wait).transpose()?;
+        }
+        Ok(())
+    }
+
+    fn hand_on(
+        &self,
+        object: Object,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        // Consoles write an empty object to show a folder.
+        if object.key.ends_with('/') && object.size == 0 {
+            return Ok(());
+        }
+        match self.takes(&object.key, options) {
+            None => return Ok(()),
+            Some(false) => return visitor.skipped(),
+            Some(true) => {}
+        }
+        visitor.found(Found {
+            uri: self.prefix.with_key(object.key).uri(),
+            content: Content::Whole,
+            etag: object.etag,
+            size: Some(object.size),
+            columns: Vec::new(),
+        })
+    }
+}
+
+/// Takes the uris of all objects.
+struct Uris(Vec<String>);
+
+impl Visitor for Uris {
+    fn found(&mut self, found: Found) -> Result<(), Stop> {
+        self.0.push(found.uri);
+        Ok(())
+    }
+
+    fn skipped(&mut self) -> Result<(), Stop> {
+        Ok(())
+    }
+}
+
+impl Listing for S3Prefix {
+    fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop> {
+        self.list_behind(None, options, visitor)
+    }
+
+    fn can_go_on(&self) -> bool {
+        true
+    }
+
+    fn list_from(
+        &self,
+        last_uri: &str,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        let last = Location::parse(last_uri).filter(|last| {
+            last.bucket == self.prefix.bucket && last.key.starts_with(&self.prefix.key)
+        });
+        match last {
+            Some(last) => self.list_behind(Some(last.key), options, visitor),
+            None => Err(Stop::Failed(StorageError::new(
+                StorageErrorKind::SourceChanged,
+                format!(
+                    "{last_uri} was listed last but is not in {}",
+                    self.prefix.uri()
+                ),
+            ))),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The stores that images, lists and archives lie in when they are not on this machine.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use trommel_storage::{
+    StorageError, StorageErrorKind,
+    http::{Http, HttpUrl},
+    s3::{Location, S3},
+};
+
+use crate::SourceOptions;
+
+/// A client of each kind of store.
+#[derive(Clone)]
+pub(super) struct Stores {
+    pub(super) s3: S3,
+    pub(super) http: Http,
+}
+
+impl Stores {
+    pub(super) fn new(options: &SourceOptions) -> Self {
+        Self {
+            s3: S3::new(&options.s3),
+            http: Http::new(&options.http, options.rule.clone()),
+        }
+    }
+
+    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes; only the
+    /// version `etag`, where one is given. Gives the time that it took too, at most `time`.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) async fn fetch(
+        &self,
+        place: &Remote,
+        range: Option<(u64, u64)>,
+        etag: Option<String>,
+        limit: u64,
+        time: Duration,
+    ) -> Result<(Bytes, Duration), StorageError> {
+        match place {
+            Remote::S3(place) => self.s3.fetch(place.clone(), range, etag, limit, time).await,
+            Remote::Web(url) => self.http.fetch(url, range, etag, limit, time).await,
+        }
+    }
+}
+
+/// A place in a store.
+#[derive(Debug, Clone)]
+pub(super) enum Remote {
+    S3(Location),
+    Web(HttpUrl),
+}
+
+impl Remote {
+    /// The place of an object; `None` if its uri is that of no store.
+    ///
+    /// # Errors
+    /// When the uri is malformed.
+    pub(super) fn parse(uri: &str) -> Result<Option<Self>, StorageError> {
+        if HttpUrl::is_url(uri) {
+            let url = HttpUrl::parse(uri).map_err(|reason| {
+                let message = format!("failed to fetch {uri}: {reason}");
+                StorageError::new(StorageErrorKind::NotAFile, message)
+            })?;
+            return Ok(Some(Self::Web(url)));
+        }
+        Ok(Location::parse(uri).map(Self::S3))
+    }
+}

@@ -1,0 +1,128 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::{Column, JobRequest};
+
+/// A job with everything that shapes its rows, as one value: what was asked for, and what that meant
+/// when the job began. It never changes afterwards.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// What was asked for.
+    pub request: JobRequest,
+    /// Names this run of the job in every part: 8 hex digits. Empty until the job begins, like all
+    /// that follows.
+    #[serde(default)]
+    pub run: String,
+    /// Of a retry, and of a job that adds rows to others: among whose rows its own are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<JobBase>,
+    /// The source in words.
+    #[serde(default)]
+    pub source: String,
+    /// The source's pass-through columns.
+    #[serde(default)]
+    pub columns: Vec<Column>,
+    /// The models with the versions that they had.
+    #[serde(default)]
+    pub models: Vec<JobModel>,
+    /// The columns that rows of a model have besides those of all rows and of the source, by the
+    /// model's name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub answers: BTreeMap<String, Vec<Column>>,
+}
+
+/// The job among whose rows those of another are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobBase {
+    /// Its id, which all of the rows have.
+    pub job: String,
+    /// Its run.
+    pub run: String,
+    /// The number of the run that was added: of several rows of an index the one of the highest counts.
+    pub number: u32,
+}
+
+/// A model of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct JobModel {
+    /// Its name in the repository.
+    pub name: String,
+    /// The first 12 hex digits of its content hash.
+    pub version: String,
+}
+
+impl JobSpec {
+    /// The job's id.
+    pub fn id(&self) -> &str {
+        &self.request.id
+    }
+
+    /// Names what shapes the rows, whatever the run and the job's id: 16 hex digits of the XXH3 hash of
+    /// the spec's JSON. Two specs of the same hash make the same rows of the same images.
+    pub fn hash(&self) -> String {
+        let mut shape = self.clone();
+        shape.run.clear();
+        shape.base = None;
+        let request = &mut shape.request;
+        request.id.clear();
+        request.sources.clear(); // the source in words says more
+        request.lane = crate::Lane::default();
+        request.output.clear();
+        request.options.format = None;
+        request.options.overwrite = false;
+        request.options.skip_existing = false;
+        request.options.max_failure_rate = None;
+        request.options.max_runtime_seconds = None;
+        request.options.prices.clear();
+        request.options.max_cost = None;
+        request.options.forecast = None;
+        request.options.retry = None;
+        let json = serde_json::to_vec(&shape).expect("a spec holds text, numbers and lists");
+        format!("{:016x}", xxh3_128(&json) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_names_what_shapes_rows_and_nothing_else() {
+        let spec = JobSpec::default();
+        let mut other = spec.clone();
+        other.run = "0badcafe".to_owned();
+        other.base = Some(JobBase {
+            job: "job".to_owned(),
+            run: "0a1b2c3d".to_owned(),
+            number: 1,
+        });
+        other.request.id = "other".to_owned();
+        other.request.output = "elsewhere/".to_owned();
+        other.request.options.overwrite = true;
+        other.request.options.skip_existing = true;
+        other.request.options.retry = Some(crate::RetryOf {
+            job: "job".to_owned(),
+            number: 1,
+            kinds: Vec::new(),
+        });
+        assert_eq!(spec.hash(), other.hash());
+        let changes: [fn(&mut JobSpec); 4] = [
+            |spec| spec.request.rows.logits = true,
+            |spec| spec.source = "photos".to_owned(),
+            |spec| spec.request.options.sample = Some(7),
+            |spec| {
+                spec.models.push(JobModel {
+                    name: "digits".to_owned(),
+                    version: "0123456789ab".to_owned(),
+                });
+            },
+        ];
+        for change in changes {
+            let mut changed = spec.clone();
+            change(&mut changed);
+            assert_ne!(spec.hash(), changed.hash(), "{changed:?}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Where the images of a job come from.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::time::Instant;
+use trommel_queue::Feed;
+use trommel_source::{Found, Source};
+use trommel_storage::StorageError;
+use trommel_types::{Column, JobRequest};
+
+use crate::distributed::feed;
+use crate::distributed::record::Counted;
+use crate::distributed::request::source_options;
+use crate::{WorkerConfig, WorkerError};
+
+/// Images that a dry run classifies.
+const DRY_RUN_IMAGES: u64 = 512;
+/// Longest time that a dry run counts images for.
+const COUNT_FOR: Duration = Duration::from_secs(30);
+
+/// Where the images of a job come from.
+pub(crate) enum Images {
+    Source(Arc<dyn Source>),
+    Feed(Box<Feed>),
+}
+
+impl Images {
+    /// In words, for rows and people.
+    pub(crate) fn describe(&self, request: &JobRequest) -> String {
+        match self {
+            Self::Source(source) => source.describe(),
+            Self::Feed(_) => request.sources.concat(),
+        }
+    }
+
+    pub(crate) fn columns(&self) -> Vec<Column> {
+        match self {
+            Self::Source(source) => source.columns().to_vec(),
+            Self::Feed(_) => feed::columns(),
+        }
+    }
+}
+
+/// Counts the images of a source, as far as it can be done in reasonable time.
+pub(crate) async fn count(source: &dyn Source) -> Result<Counted, WorkerError> {
+    let (deadline, mut listing) = (Instant::now() + COUNT_FOR, source.list());
+    let mut images = 0;
+    loop {
+        match tokio::time::timeout_at(deadline, listing.next()).await {
+            Ok(Some(found)) => {
+                found?;
+                images += 1;
+            }
+            ended => {
+                let is_all = ended.is_ok();
+                return Ok(Counted { images, is_all });
+            }
+        }
+    }
+}
+
+/// The images of a job. Of a feed those behind its mark.
+pub(crate) fn listed(
+    request: &JobRequest,
+    images: &Images,
+    config: &WorkerConfig,
+    mark: Option<String>,
+) -> BoxStream<'static, Result<Found, StorageError>> {
+    let source = match images {
+        Images::Source(source) => source,
+        Images::Feed(feed) => {
+            let options = source_options(request, config);
+            return feed::images(feed.as_ref().clone(), mark.as_deref(), options);
+        }
+    };
+    let all = source.list();
+    if request.options.dry_run {
+        return all
+            .take(usize::try_from(DRY_RUN_IMAGES).unwrap_or(usize::MAX))
+            .boxed();
+    }
+    all
+}

@@ -1,0 +1,149 @@
+//! What requests to this process took, for those who ask over the broker.
+//!
+//! Times are counted in buckets that grow by a fifth, so that those of several processes add up and
+//! percentiles of the sum are right within a tenth.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Buckets; the last one takes all that is longer than two minutes.
+const BUCKETS: usize = 80;
+/// Upper end of the first bucket in seconds.
+const FIRST: f64 = 100e-6;
+/// Ratio of the ends of two buckets.
+const GROWTH: f64 = 1.2;
+
+/// Requests that came by one entrance, since the start of the process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestWork {
+    /// The way they came: `http`, `oip`, `nats`.
+    pub entrance: String,
+    /// Requests that were refused because too many waited.
+    pub shed: u64,
+    /// Requests whose deadline had passed.
+    pub expired: u64,
+    /// Requests that were answered, with a label or a failed row, by the time that took.
+    pub answered: Vec<u64>,
+}
+
+static TIMES: Mutex<BTreeMap<&'static str, RequestWork>> = Mutex::new(BTreeMap::new());
+
+/// A request has ended with this outcome, as `trommel_request_seconds` names it.
+pub fn request_ended(entrance: &'static str, outcome: &str, took: Duration) {
+    let mut times = lock();
+    let work = times.entry(entrance).or_insert_with(|| RequestWork {
+        entrance: entrance.to_owned(),
+        ..RequestWork::default()
+    });
+    match outcome {
+        "ok" | "failed" => {
+            work.answered.resize(BUCKETS, 0);
+            work.answered[bucket(took)] += 1;
+        }
+        "shed" => work.shed += 1,
+        "expired" => work.expired += 1,
+        _ => {}
+    }
+}
+
+/// All that came so far, by entrance.
+pub(crate) fn so_far() -> Vec<RequestWork> {
+    lock().values().cloned().collect()
+}
+
+fn lock() -> MutexGuard<'static, BTreeMap<&'static str, RequestWork>> {
+    TIMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bucket(took: Duration) -> usize {
+    let above = (took.as_secs_f64() / FIRST).ln() / GROWTH.ln();
+    (above.ceil().max(0.0) as usize).min(BUCKETS - 1)
+}
+
+impl RequestWork {
+    /// Adds those of another process.
+    pub fn add(&mut self, other: &Self) {
+        self.shed += other.shed;
+        self.expired += other.expired;
+        let most = self.answered.len().max(other.answered.len());
+        self.answered.resize(most, 0);
+        for (mine, theirs) in self.answered.iter_mut().zip(&other.answered) {
+            *mine += theirs;
+        }
+    }
+
+    /// Those that came after `earlier`, of the same process.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut since = self.clone();
+        since.shed = since.shed.saturating_sub(earlier.shed);
+        since.expired = since.expired.saturating_sub(earlier.expired);
+        for (mine, theirs) in since.answered.iter_mut().zip(&earlier.answered) {
+            *mine = mine.saturating_sub(*theirs);
+        }
+        since
+    }
+
+    /// How many were answered.
+    pub fn count(&self) -> u64 {
+        self.answered.iter().sum()
+    }
+
+    /// The time within which this share, 0 to 1, of the answers came; nothing without any.
+    pub fn within(&self, share: f64) -> Option<Duration> {
+        let all = self.count();
+        let rank = ((all as f64 * share).ceil() as u64).max(1);
+        let mut seen = 0;
+        let found = self.answered.iter().position(|count| {
+            seen += count;
+            seen >= rank
+        });
+        // The middle of the bucket, where ends are ratios.
+        let end = |bucket: usize| FIRST * GROWTH.powi(bucket as i32);
+        found.map(|bucket| Duration::from_secs_f64(end(bucket) / GROWTH.sqrt()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(millis: impl IntoIterator<Item = u64>) -> RequestWork {
+        let mut work = RequestWork {
+            answered: vec![0; BUCKETS],
+            ..RequestWork::default()
+        };
+        for millis in millis {
+            work.answered[bucket(Duration::from_millis(millis))] += 1;
+        }
+        work
+    }
+
+    #[test]
+    fn percentiles_are_right_within_a_tenth() {
+        let mut work = work(1..=500);
+        work.add(&self::work(501..=1000));
+        assert_eq!(work.count(), 1000);
+        for (share, millis) in [(0.5, 500.0), (0.95, 950.0), (0.99, 990.0)] {
+            let found = work.within(share).unwrap().as_secs_f64() * 1e3;
+            assert!((found / millis - 1.0).abs() < 0.1, "{share}: {found}");
+        }
+        assert_eq!(RequestWork::default().within(0.5), None);
+    }
+
+    #[test]
+    fn the_shortest_and_the_longest_have_a_bucket() {
+        let mut work = work([0, 10_000_000]);
+        assert!(work.within(0.1).unwrap() < Duration::from_millis(1));
+        assert!(work.within(1.0).unwrap() > Duration::from_secs(100));
+        work.shed = 3;
+        let earlier = self::work([0]);
+        assert_eq!(
+            (work.since(&earlier).count(), work.since(&earlier).shed),
+            (1, 3)
+        );
+    }
+}

@@ -1,0 +1,167 @@
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use trommel_infer::LiveOptions;
+
+use crate::Allowed;
+
+/// Share of the budget that a batch may hold the device for while requests come.
+const SHARE_OF_BATCH: u32 = 4;
+
+/// Answering requests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ServeConfig {
+    /// Address that answers over HTTP. Default: `127.0.0.1:8080`, which other machines cannot reach.
+    pub listen: SocketAddr,
+    /// Whether requests are answered over the broker too, on `trommel.classify.NAME`. Default: no.
+    pub nats: bool,
+    /// Time in which 95 of 100 requests are to be answered. While requests come, no batch holds the
+    /// device for longer than a quarter of it, and more are refused once answers take longer.
+    /// Default: `120ms`.
+    #[serde(with = "humantime_serde")]
+    pub slo: Duration,
+    /// Longest time a request's image waits for others that are on their way to the same batch.
+    /// Default: `5ms`.
+    #[serde(with = "humantime_serde")]
+    pub max_wait: Duration,
+    /// Requests for one model that are worked on or wait; further ones are refused. Fewer are let in
+    /// where these would take longer than `slo`. Default: 256.
+    pub queue: NonZeroUsize,
+    /// Time after which an infer worker that a serve worker has asked counts as dead; the image is
+    /// sent to another one then, once. Set it above what a full batch takes. Default: `2s`.
+    #[serde(with = "humantime_serde")]
+    pub infer_timeout: Duration,
+    /// Largest body of a request in bytes. Default: 64 MiB.
+    pub max_body: NonZeroUsize,
+    /// Bytes of bodies that are held at once; further requests are refused. Default: 512 MiB.
+    pub max_bytes_in_flight: NonZeroUsize,
+    /// Largest image in pixels, if `preprocess.max-pixels` is not smaller. Default: 50,000,000.
+    pub max_pixels: u64,
+    /// Images in one request. Default: 64.
+    pub max_files: NonZeroUsize,
+    /// Open connections; further ones are refused. Default: 1024.
+    pub max_connections: NonZeroUsize,
+    /// Time in which the head of a request has to come, on a new connection or on one that has been
+    /// answered. Default: `10s`.
+    #[serde(with = "humantime_serde")]
+    pub header_timeout: Duration,
+    /// Time in which its body has to come. Default: `30s`.
+    #[serde(with = "humantime_serde")]
+    pub body_timeout: Duration,
+    /// Time after which a client that takes nothing of an answer is left. Default: `30s`.
+    #[serde(with = "humantime_serde")]
+    pub write_timeout: Duration,
+    /// File that holds the token which requests have to bring as `Authorization: Bearer`. Default: the
+    /// variable `TROMMEL_SERVE_TOKEN`; without either nobody is asked for one.
+    pub token_file: Option<PathBuf>,
+    /// Places of the web, such as `https://host/path/`, that a request may name its image by:
+    /// `{"url": "https://host/path/cat.jpg"}`. Default: none.
+    pub allow_url: Vec<String>,
+    /// Certificate chain of the server, PEM. Default: none, and no TLS.
+    pub tls_certificate: Option<PathBuf>,
+    /// Its private key, PEM. Default: none.
+    pub tls_key: Option<PathBuf>,
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        let number = |number| NonZeroUsize::new(number).expect("the default is not 0");
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            nats: false,
+            slo: Duration::from_millis(120),
+            max_wait: Duration::from_millis(5),
+            queue: number(256),
+            infer_timeout: Duration::from_secs(2),
+            max_body: number(64 << 20),
+            max_bytes_in_flight: number(512 << 20),
+            max_pixels: 50_000_000,
+            max_files: number(64),
+            max_connections: number(1024),
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            token_file: None,
+            allow_url: Vec::new(),
+            tls_certificate: None,
+            tls_key: None,
+        }
+    }
+}
+
+impl ServeConfig {
+    /// How engines treat live work.
+    pub fn live_options(&self) -> LiveOptions {
+        LiveOptions {
+            max_wait: self.max_wait,
+            hold: self.slo / SHARE_OF_BATCH,
+        }
+    }
+
+    /// Names every setting that cannot work, with its remedy.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (name, time) in [
+            ("slo", self.slo),
+            ("infer-timeout", self.infer_timeout),
+            ("header-timeout", self.header_timeout),
+            ("body-timeout", self.body_timeout),
+            ("write-timeout", self.write_timeout),
+        ] {
+            if time < Duration::from_millis(1) {
+                problems.push(format!("serve.{name}: must be at least 1ms"));
+            }
+        }
+        if self.max_wait >= self.slo {
+            problems.push("serve.max-wait: must be below serve.slo".to_owned());
+        }
+        if let Err(found) = Allowed::of_urls("serve.allow-url", &self.allow_url) {
+            problems.extend(found);
+        }
+        if self.max_pixels == 0 {
+            problems.push("serve.max-pixels: 0 refuses every image; set at least 1".to_owned());
+        }
+        if self.max_bytes_in_flight < self.max_body {
+            problems.push("serve.max-bytes-in-flight: must not be below serve.max-body".to_owned());
+        }
+        if self.tls_certificate.is_some() != self.tls_key.is_some() {
+            problems.push(
+                "serve.tls-certificate, tls-key: give both, or neither for plain HTTP".to_owned(),
+            );
+        }
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_work_and_what_cannot_is_named() {
+        assert!(ServeConfig::default().problems().is_empty());
+        let broken = ServeConfig {
+            slo: Duration::ZERO,
+            max_pixels: 0,
+            max_bytes_in_flight: NonZeroUsize::MIN,
+            tls_key: Some("key.pem".into()),
+            allow_url: vec!["/photos".to_owned()],
+            ..ServeConfig::default()
+        };
+        let problems = broken.problems().join("\n");
+        for name in [
+            "slo",
+            "max-wait",
+            "max-pixels",
+            "max-bytes",
+            "tls-key",
+            "allow-url",
+        ] {
+            assert!(problems.contains(name), "{name}: {problems}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! A dry run's sink: rows are counted and measured, and stored nowhere.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use trommel_sink::{Committed, Format, JobRecord, Ledger, ResultSink, Summary};
+use trommel_storage::StorageError;
+use trommel_types::Classification;
+
+/// Blocks that a sample is cut into: how much they differ says how sure their mean is.
+const BLOCKS: usize = 8;
+/// Student's t for a two-sided interval of 95 % with seven degrees of freedom.
+const STUDENT_T: f64 = 2.365;
+/// Rows of a block at least; a mean of fewer says nothing about its scatter.
+const LEAST_ROWS: usize = 4;
+
+/// What the sample of a dry run has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Images of the sample.
+    pub images: u64,
+    /// Seconds from one row to the next, on average.
+    pub seconds_each: f64,
+    /// Half the interval that holds that time with a probability of 95 %: by the means of eight blocks of
+    /// rows (batch means; Law, *Simulation Modeling and Analysis*, 5th edition, section 9.5.3). Missing
+    /// where the sample is too small.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plus_or_minus: Option<f64>,
+    /// Encoded bytes of an image, on average.
+    pub image_bytes: f64,
+    /// Bytes of a row in the output, on average, without what a part has but once.
+    pub row_bytes: f64,
+    /// Share of the images that came from S3, 0 to 1.
+    pub from_s3: f64,
+}
+
+/// Where the outcome of a trial is left once its sink is finished.
+pub type TrialOutcome = Arc<Mutex<Option<Trial>>>;
+
+/// Rows that are measured and thrown away.
+pub struct TrialSink {
+    job: JobRecord,
+    ledger: Ledger,
+    format: Format,
+    rows: Vec<Arc<Classification>>,
+    outcome: TrialOutcome,
+}
+
+impl TrialSink {
+    /// For rows of a job that would be written in this format. Rows are kept until the end, so a trial is
+    /// to be one of some hundred images.
+    pub fn new(job: JobRecord, format: Format, outcome: TrialOutcome) -> Self {
+        Self {
+            job,
+            ledger: Ledger::default(),
+            format,
+            rows: Vec::new(),
+            outcome,
+        }
+    }
+
+    /// What the rows so far show; nothing if there are fewer than two.
+    pub fn trial(&self) -> Option<Trial> {
+        let mut times: Vec<_> = self.rows.iter().map(|row| row.finished_at).collect();
+        times.sort_unstable();
+        let (seconds_each, plus_or_minus) = seconds_each(&times)?;
+        let count = self.rows.len() as f64;
+        let bytes: u64 = self.rows.iter().filter_map(|row| row.bytes).sum();
+        let from_s3 = self
+            .rows
+            .iter()
+            .filter(|row| row.image.uri.starts_with("s3://"));
+        Some(Trial {
+            images: self.rows.len() as u64,
+            seconds_each,
+            plus_or_minus,
+            image_bytes: bytes as f64 / count,
+            row_bytes: self.row_bytes(),
+            from_s3: from_s3.count() as f64 / count,
+        })
+    }
+
+    /// By the difference of two parts, so that what each has but once does not count.
+    fn row_bytes(&self) -> f64 {
+        let mut rows = self.rows.clone();
+        rows.sort_by_key(|row| row.image.index);
+        let half = rows.len() / 2;
+        let bytes = |rows: &[Arc<Classification>]| self.format.part_bytes(&self.job, rows);
+        match (bytes(&rows), bytes(&rows[..half])) {
+            (Ok(all), Ok(part)) => all.saturating_sub(part) as f64 / (rows.len() - half) as f64,
+            // A real part would fail likewise, and say so.
+            _ => 0.0,
+        }
+    }
+}
+
+/// The mean time between rows that became known then, in microseconds, in rising order; and half its
+/// interval. Without the first fifth, in which queues fill, and the last tenth, in which they empty.
+fn seconds_each(times: &[i64]) -> Option<(f64, Option<f64>)> {
+    let steady = &times[times.len() / 5..times.len() - times.len() / 10];
+    let seconds = |from: usize, to: usize| (steady[to] - steady[from]) as f64 / 1e6;
+    let last = steady.len().checked_sub(1).filter(|last| *last > 0)?;
+    let mean = seconds(0, last) / last as f64;
+    if mean <= 0.0 {
+        return None;
+    }
+    let rows = last / BLOCKS;
+    if rows < LEAST_ROWS {
+        return Some((mean, None));
+    }
+    let block = |number: usize| seconds(number * rows, (number + 1) * rows) / rows as f64;
+    let means: Vec<_> = (0..BLOCKS).map(block).collect();
+    let centre = means.iter().sum::<f64>() / BLOCKS as f64;
+    let squares: f64 = means.iter().map(|mean| (mean - centre).powi(2)).sum();
+    let deviation = (squares / (BLOCKS - 1) as f64).sqrt();
+    Some((mean, Some(STUDENT_T * deviation / (BLOCKS as f64).sqrt())))
+}
+
+#[async_trait]
+impl ResultSink for TrialSink {
+    fn job(&self) -> &JobRecord {
+        &self.job
+    }
+
+    fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    async fn commit(&mut self, rows: Vec<Arc<Classification>>) -> Result<Committed, StorageError> {
+        let committed = self.ledger.committed();
+        let new = rows
+            .iter()
+            .filter(|row| !committed.contains(row.image.index));
+        self.rows.extend(new.cloned());
+        self.ledger.count(rows)
+    }
+
+    async fn finish(self: Box<Self>) -> Result<Summary, StorageError> {
+        let trial = self.trial();
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = trial;
+        Ok(self.summary())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_row_is_that_of_steady_work() {
+        // A slow start, then one row in 2 ms, then a slow end.
+        let mut times: Vec<i64> = (0..100).map(|row| row * 50_000).collect();
+        times.extend((1..=350).map(|row| 4_950_000 + row * 2_000));
+        let last = times[times.len() - 1];
+        times.extend((1..=50).map(|row| last + row * 90_000));
+        let (each, interval) = seconds_each(&times).unwrap();
+        assert!((each - 0.002).abs() < 1e-9, "{each}");
+        assert!(interval.unwrap() < 1e-9, "{interval:?}");
+    }
+
+    #[test]
+    fn the_interval_is_that_of_the_means_of_blocks() {
+        // Rows of 1 ms and of 3 ms in turns of forty.
+        let steps = (0..320).map(|row| if row / 40 % 2 == 0 { 1_000 } else { 3_000 });
+        let mut at = 0;
+        let steady: Vec<i64> = std::iter::once(0)
+            .chain(steps.map(|step| {
+                at += step;
+                at
+            }))
+            .collect();
+        // What is cut off before and behind it.
+        let before = (1..=92).rev().map(|row| -row * 2_000);
+        let behind = (1..=45).map(|row| at + row * 2_000);
+        let times: Vec<_> = before.chain(steady).chain(behind).collect();
+        let (each, interval) = seconds_each(&times).unwrap();
+        assert!((each - 0.002).abs() < 5e-5, "{each}");
+        // Eight means of 1 and 3 ms deviate by 1.069 ms.
+        let expected = 2.365 * 0.001_069 / 8_f64.sqrt();
+        assert!(
+            (interval.unwrap() / expected - 1.0).abs() < 0.1,
+            "{interval:?}"
+        );
+    }
+
+    #[test]
+    fn few_rows_have_no_interval_and_one_has_no_rate() {
+        assert_eq!(seconds_each(&[]), None);
+        assert_eq!(seconds_each(&[7]), None);
+        assert_eq!(seconds_each(&[7, 7, 7]), None);
+        assert_eq!(seconds_each(&[0, 1_000_000]), Some((1.0, None)));
+    }
+}

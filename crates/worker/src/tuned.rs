@@ -1,0 +1,238 @@
+//! Settings that `trommel tune` has found for a model on a kind of machine, and where they are kept.
+
+use std::fs;
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::calibration::{allowed, machine_of, write_whole};
+use crate::{InferConfig, WorkerConfig};
+
+/// Settings that decide how fast a model is on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Tuned {
+    /// Images in a full batch.
+    pub max_batch: NonZeroUsize,
+    /// Longest time an image waits for its batch to fill.
+    #[serde(with = "humantime_serde")]
+    pub max_wait: Duration,
+    /// Sessions on each device.
+    pub instances: NonZeroUsize,
+    /// Threads inside one session.
+    pub intra_threads: NonZeroUsize,
+    /// Threads that decode and resize.
+    pub preprocess_threads: NonZeroUsize,
+    /// Images held at once, being fetched or decoded.
+    pub max_in_flight: NonZeroUsize,
+}
+
+/// What is kept of a search.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TunedProfile {
+    /// The name of the model's folder.
+    pub model: String,
+    /// Of the model. Other contents have another one.
+    pub model_version: String,
+    /// What was aimed at, in words.
+    pub objective: String,
+    /// The settings.
+    pub settings: Tuned,
+}
+
+impl Tuned {
+    /// The settings of a configuration, with the defaults applied, and this size of batches where none is
+    /// configured.
+    pub fn of(config: &WorkerConfig, max_batch: NonZeroUsize) -> Self {
+        let at_least_1 = |number: usize| NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN);
+        Self {
+            max_batch: config.infer.max_batch.unwrap_or(max_batch),
+            max_wait: config.infer.max_wait(),
+            instances: at_least_1(config.infer.of_each_device()),
+            intra_threads: at_least_1(config.infer.intra_threads()),
+            preprocess_threads: at_least_1(config.preprocess.threads()),
+            max_in_flight: at_least_1(config.preprocess.in_flight()),
+        }
+    }
+
+    /// Fills in what is not configured. Sessions and their threads belong together, and the size of batches
+    /// was found for them: if one of the two is configured, neither is filled in, nor the size.
+    pub fn fill_in(&self, config: &mut WorkerConfig) {
+        self.fill_in_model(&mut config.infer);
+        let preprocess = &mut config.preprocess;
+        if preprocess.threads.is_none() && preprocess.max_in_flight.is_none() {
+            preprocess.threads = Some(self.preprocess_threads);
+            preprocess.max_in_flight = Some(self.max_in_flight);
+        }
+    }
+
+    /// Sets all of them, whatever is configured.
+    pub fn set(&self, config: &mut WorkerConfig) {
+        let (infer, preprocess) = (&mut config.infer, &mut config.preprocess);
+        infer.max_batch = Some(self.max_batch);
+        infer.max_wait = Some(self.max_wait);
+        infer.instances = Some(self.instances);
+        infer.intra_threads = Some(self.intra_threads);
+        preprocess.threads = Some(self.preprocess_threads);
+        preprocess.max_in_flight = Some(self.max_in_flight);
+    }
+
+    /// Fills in what concerns the model alone.
+    fn fill_in_model(&self, infer: &mut InferConfig) {
+        if infer.instances.is_none() && infer.intra_threads.is_none() {
+            infer.instances = Some(self.instances);
+            infer.intra_threads = Some(self.intra_threads);
+            infer.max_batch = infer.max_batch.or(Some(self.max_batch));
+        }
+        infer.max_wait = infer.max_wait.or(Some(self.max_wait));
+    }
+}
+
+impl TunedProfile {
+    /// Where the profile of a model is kept for this kind of machine; nowhere without a cache.
+    pub fn path(config: &InferConfig, model_version: &str) -> Option<PathBuf> {
+        let name = format!("{model_version}{}", suffix(config));
+        Some(folder(config)?.join(name))
+    }
+
+    /// Writes it as a whole or not at all.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        write_whole(path, &serde_json::to_vec_pretty(self)?)
+    }
+
+    /// Whether there is a profile of any model for this kind of machine. Cheap: no model is read.
+    pub fn is_any(config: &InferConfig) -> bool {
+        let suffix = suffix(config);
+        let files = folder(config).and_then(|folder| fs::read_dir(folder).ok());
+        let mut files = files.into_iter().flatten().flatten();
+        files.any(|file| file.file_name().to_string_lossy().ends_with(&suffix))
+    }
+
+    /// The profile of a model for this kind of machine, if it is wanted and there is one. One that cannot be
+    /// read is warned of and not taken.
+    pub fn recall(config: &InferConfig, model_version: &str) -> Option<Self> {
+        let path = Self::path(config, model_version).filter(|_| config.profiles)?;
+        let text = fs::read(&path).ok()?;
+        match serde_json::from_slice::<Self>(&text) {
+            Ok(profile) => {
+                tracing::info!(
+                    model = %profile.model,
+                    profile = %path.display(),
+                    objective = %profile.objective,
+                    settings = ?profile.settings,
+                    "taking the settings that trommel tune has found, where none are configured"
+                );
+                Some(profile)
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "{}: {error}; going on without it: remove it, or run trommel tune again",
+                    path.display()
+                );
+                None
+            }
+        }
+    }
+}
+
+impl InferConfig {
+    /// These settings, filled in for a model that has a profile.
+    pub fn tuned(&self, model_version: &str) -> Self {
+        let mut filled = self.clone();
+        if let Some(profile) = TunedProfile::recall(self, model_version) {
+            profile.settings.fill_in_model(&mut filled);
+        }
+        filled
+    }
+}
+
+fn folder(config: &InferConfig) -> Option<PathBuf> {
+    Some(config.cache.as_ref()?.join("tuned"))
+}
+
+/// What the names of profiles for this kind of machine end in.
+fn suffix(config: &InferConfig) -> String {
+    let (devices, precision) = (config.devices(), config.precision);
+    let (machine, cores) = (machine_of(devices.first()), crate::config::cores());
+    allowed(&format!(" {devices} {precision:?} {cores} {machine}")) + ".json"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(number: usize) -> NonZeroUsize {
+        NonZeroUsize::new(number).unwrap()
+    }
+
+    fn tuned() -> Tuned {
+        Tuned {
+            max_batch: number(3),
+            max_wait: Duration::from_millis(7),
+            instances: number(2),
+            intra_threads: number(5),
+            preprocess_threads: number(6),
+            max_in_flight: number(11),
+        }
+    }
+
+    #[test]
+    fn what_is_configured_wins() {
+        let mut config = WorkerConfig::default();
+        tuned().fill_in(&mut config);
+        assert_eq!(Tuned::of(&config, number(1)), tuned());
+
+        let mut config = WorkerConfig::default();
+        config.infer.max_batch = Some(number(9));
+        config.infer.max_wait = Some(Duration::from_secs(1));
+        config.preprocess.threads = Some(number(1));
+        tuned().fill_in(&mut config);
+        let found = Tuned::of(&config, number(1));
+        assert_eq!((found.max_batch, found.instances), (number(9), number(2)));
+        assert_eq!(found.max_wait, Duration::from_secs(1));
+        assert_eq!(found.preprocess_threads, number(1));
+        assert_eq!(config.preprocess.max_in_flight, None);
+
+        // A size that was found for other sessions says nothing.
+        let mut config = WorkerConfig::default();
+        config.infer.instances = Some(number(1));
+        tuned().fill_in(&mut config);
+        assert_eq!(
+            (config.infer.max_batch, config.infer.intra_threads),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn a_profile_is_found_again_for_its_model_unless_it_is_not_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = InferConfig {
+            cache: Some(folder.path().to_owned()),
+            ..InferConfig::default()
+        };
+        assert!(!TunedProfile::is_any(&config));
+        let profile = TunedProfile {
+            model: "digits".to_owned(),
+            model_version: "abc".to_owned(),
+            objective: "most throughput".to_owned(),
+            settings: tuned(),
+        };
+        let path = TunedProfile::path(&config, "abc").unwrap();
+        profile.write(&path).unwrap();
+        assert!(TunedProfile::is_any(&config));
+        assert_eq!(TunedProfile::recall(&config, "abc"), Some(profile));
+        assert_eq!(TunedProfile::recall(&config, "other"), None);
+        assert_eq!(config.tuned("abc").instances, Some(number(2)));
+        fs::write(&path, "{}").unwrap();
+        assert_eq!(config.tuned("abc"), config, "damage is not believed");
+        config.profiles = false;
+        assert_eq!(TunedProfile::recall(&config, "abc"), None);
+    }
+}
