@@ -6,5 +6,8 @@
 set -euo pipefail
 [[ ${1:-} == rustc || ${1:-} == build ]] || exec cargo "$@"
 read -ra build <<<"$TROMMEL_BUILT"
-"${build[@]}" --message-format json-render-diagnostics |
-    sed -E 's|"([^"]*/)?target/(debug\|release)/trommel"|"'"$TROMMEL_BINARY"'"|g'
+# Of the programs it passes on only this one: the unit tests of `trommel` are a program of a binary target too,
+# and maturin packs the one that is named last.
+"${build[@]}" --message-format json-render-diagnostics | sed -E \
+    -e 's|"([^"]*/)?target/(debug\|release)/trommel"|"'"$TROMMEL_BINARY"'"|g' \
+    -e '\|"executable":"| { \|"executable":"'"$TROMMEL_BINARY"'"|! d }'
