@@ -14,6 +14,31 @@ from collections import Counter
 from pathlib import Path
 
 
+def request(args, image):
+    """An HTTP request that carries the image in the way that the server reads."""
+    path, fields = f"/v1/models/{args.model}/classify", {"host": "bench"}
+    if args.deadline:
+        fields["trommel-deadline-ms"] = args.deadline
+    match args.form:
+        case "raw":
+            body = image
+        case "multipart":
+            fields["content-type"] = "multipart/form-data; boundary=border"
+            part = b'--border\r\ncontent-disposition: form-data; name="image"; filename="image.jpg"\r\n\r\n'
+            body = part + image + b"\r\n--border--\r\n"
+        case "oip":
+            path = f"/v2/models/{args.model}/infer"
+            tensor = len(image).to_bytes(4, "little") + image
+            described = {"name": "image", "datatype": "BYTES", "shape": [1, 1]}
+            described["parameters"] = {"binary_data_size": len(tensor)}
+            head = json.dumps({"inputs": [described]}).encode()
+            fields["inference-header-content-length"] = len(head)
+            body = head + tensor
+    fields["content-length"] = len(body)
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
 async def ask(free, host, port, request):
     reader, writer = free.pop() if free else await asyncio.open_connection(host, port)
     try:
@@ -21,7 +46,12 @@ async def ask(free, host, port, request):
         head = await reader.readuntil(b"\r\n\r\n")
         lines = head.decode("latin-1").lower().split("\r\n")
         fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
-        await reader.readexactly(int(fields["content-length"]))
+        if fields.get("transfer-encoding") == "chunked":
+            while size := int(await reader.readline(), 16):
+                await reader.readexactly(size + 2)
+            await reader.readexactly(2)
+        else:
+            await reader.readexactly(int(fields["content-length"]))
     except BaseException:
         writer.close()
         raise
@@ -38,13 +68,7 @@ def percentile(sorted_times, share):
 
 async def run(args):
     files = sorted(path for path in Path(args.images).rglob("*") if path.is_file())[: args.files]
-    path = f"/v1/models/{args.model}/classify"
-    requests = []
-    for file in files:
-        image = file.read_bytes()
-        deadline = f"trommel-deadline-ms: {args.deadline}\r\n" if args.deadline else ""
-        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\n{deadline}content-length: {len(image)}\r\n\r\n"
-        requests.append(head.encode() + image)
+    requests = [request(args, file.read_bytes()) for file in files]
     free, statuses, times, late, in_window = [], Counter(), [], [], 0
     start = time.perf_counter()
     warm = start + args.warm_up
@@ -98,6 +122,7 @@ async def run(args):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("images", help="folder of images")
 parser.add_argument("--model", required=True, help="name of the model")
+parser.add_argument("--form", choices=["raw", "multipart", "oip"], default="raw", help="how the image is sent")
 parser.add_argument("--host", default="127.0.0.1")
 parser.add_argument("--port", type=int, default=8080)
 parser.add_argument("--rate", type=float, default=0, help="requests a second; 0 for closed loop")

@@ -13,7 +13,7 @@ results=$PWD/bench/compare/results.json
 python=$compare/venv/bin/python
 # None of them may report its use, or look for models elsewhere.
 export DO_NOT_TRACK=1 DAFT_ANALYTICS_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 HF_HUB_OFFLINE=1
-if [[ ! -x $python ]] || ! "$python" -c 'import daft, flask, ray, timm, torch, waitress, webdataset' 2>/dev/null; then
+if [[ ! -x $python ]] || ! "$python" -c 'import daft, flask, litserve, multipart, ray.serve, timm, torch, waitress, webdataset' 2>/dev/null; then
     echo "compare: installing the peers (7 GB, once)"
     python3 -m venv --clear "$compare/venv"
     "$python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --only-binary=:all: \

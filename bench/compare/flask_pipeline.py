@@ -17,6 +17,9 @@ from pathlib import Path
 
 from shared import TOP, Rows, arguments, cores, files
 
+# As Trommel's.
+PATH = "/v1/models/model/classify"
+
 
 def serve(model: Path, port: int) -> None:
     import flask
@@ -37,7 +40,7 @@ def serve(model: Path, port: int) -> None:
     classify = transformers.pipeline("image-classification", model=wrapped, image_processor=processor, device="cpu")
     app = flask.Flask(__name__)
 
-    @app.post("/classify")
+    @app.post(PATH)
     def answer() -> flask.Response:
         image = PIL.Image.open(io.BytesIO(flask.request.get_data())).convert("RGB")
         return flask.jsonify(classify(image, top_k=TOP))
@@ -60,7 +63,7 @@ def main() -> None:
             if not service.is_alive():
                 raise SystemExit("flask_pipeline: the service has ended before it listened") from None
             time.sleep(0.02)
-    url, rows = f"http://127.0.0.1:{port}/classify", Rows(args.output)
+    url, rows = f"http://127.0.0.1:{port}{PATH}", Rows(args.output)
     paths = files(args.images)
     with ThreadPoolExecutor(2 * cores()) as clients:
         for path, best in zip(paths, clients.map(lambda path: ask(url, path), paths)):
