@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::jetstream::ServerVersion;
+use crate::jetstream::version::ServerVersion;
 
 /// Time a server may take to start.
 const START: Duration = Duration::from_secs(30);

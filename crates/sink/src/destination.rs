@@ -123,28 +123,6 @@ impl Destination {
         }
     }
 
-    /// The same destination with its parts in another format.
-    ///
-    /// # Errors
-    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) when the suffix of a single
-    /// file says otherwise.
-    pub fn with_format(mut self, format: Format) -> Result<Self, StorageError> {
-        match &self.file {
-            Some(file) if self.format != format => Err(StorageError::new(
-                StorageErrorKind::InvalidDestination,
-                format!(
-                    "output {} is to be {format}, but its suffix says {}; change one of the two",
-                    file.display(),
-                    self.format
-                ),
-            )),
-            _ => {
-                self.format = format;
-                Ok(self)
-            }
-        }
-    }
-
     /// What the user sees in the end: the file, or the folder.
     pub fn path(&self) -> &Path {
         Path::new(&self.shown)
@@ -217,18 +195,6 @@ mod tests {
             (folder.format(), folder.path()),
             (Format::Jsonl, Path::new("out/"))
         );
-    }
-
-    #[test]
-    fn a_format_fits_a_folder_and_must_agree_with_a_suffix() {
-        assert_eq!(
-            parse("out").with_format(Format::Csv).unwrap().format(),
-            Format::Csv
-        );
-        assert!(parse("x.csv").with_format(Format::Csv).is_ok());
-        let error = parse("x.csv").with_format(Format::Jsonl).unwrap_err();
-        assert_eq!(error.kind(), StorageErrorKind::InvalidDestination);
-        assert!(error.to_string().contains("jsonl") && error.to_string().contains("csv"));
     }
 
     #[test]

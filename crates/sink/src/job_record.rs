@@ -116,11 +116,6 @@ impl JobRecord {
         format!("{:08x}", rand::random::<u32>())
     }
 
-    /// The name of the run of a job that is known by this text.
-    pub fn run_of(job: &str) -> String {
-        format!("{:08x}", xxh3_64(job.as_bytes()) >> 32)
-    }
-
     /// A hash of what the record holds of the shape of rows, for a caller without one of its own.
     pub fn hash(&self) -> String {
         let shape = (

@@ -63,7 +63,6 @@ mod video;
 mod zip_member;
 mod zip_members;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +71,6 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use trommel_storage::StorageError;
 use trommel_types::{Column, Content, ImageRef, Scalar};
-use xxhash_rust::xxh3::xxh3_128;
 
 pub use self::camera::{Camera, CameraConfig};
 pub use self::ffmpeg::{Ffmpeg, Killer, VideoConfig};
@@ -115,23 +113,6 @@ pub struct Fetched {
     /// Time that reading took, without what was spent waiting for a thread, a connection or other
     /// readers of the same file.
     pub took: Duration,
-}
-
-/// The most bytes of a uri that travel in messages and rows.
-const LONGEST_URI: usize = 16 << 10;
-/// What stays of a longer one.
-const KEPT_OF_URI: usize = 1 << 10;
-
-/// A uri as messages and rows can hold it: a longer one than any store or file system takes is cut,
-/// and ends in its hash and length, so that two of them stay apart.
-pub fn short_uri(uri: &str) -> Cow<'_, str> {
-    if uri.len() <= LONGEST_URI {
-        return uri.into();
-    }
-    let kept = uri.floor_char_boundary(KEPT_OF_URI);
-    let hash = xxh3_128(uri.as_bytes());
-    let length = uri.len();
-    format!("{}…#{hash:032x}-{length}", &uri[..kept]).into()
 }
 
 /// Where images come from.
@@ -260,20 +241,4 @@ fn open_all(
         &stores,
         options.clone(),
     )))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_uris_that_no_message_can_hold_are_cut() {
-        let path = "é".repeat(LONGEST_URI / 2);
-        assert_eq!(short_uri(&path), path);
-        let (long, other) = ("é".repeat(300_000), format!("{}x", "é".repeat(300_000)));
-        let short = short_uri(&long);
-        assert!(short.len() < 2000 && short.ends_with("-600000"), "{short}");
-        assert!(long.starts_with(short.split('…').next().unwrap()));
-        assert_ne!(short, short_uri(&other));
-    }
 }

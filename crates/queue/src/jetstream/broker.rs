@@ -16,7 +16,6 @@ use super::backoff::Backoff;
 use super::config::BrokerConfig;
 use super::connect::{ANSWER, Begun, Interruption, Link, check_version, open};
 use super::denial::Denial;
-use super::version::ServerVersion;
 use crate::{QueueError, QueueErrorKind};
 
 /// Time for the client library to hand on what the server has said.
@@ -34,7 +33,6 @@ struct Inner {
     client: Client,
     context: Context,
     config: BrokerConfig,
-    version: ServerVersion,
     link: Link,
 }
 
@@ -88,7 +86,6 @@ impl Broker {
                 client,
                 context,
                 config: config.clone(),
-                version,
                 link,
             }),
         };
@@ -125,11 +122,6 @@ impl Broker {
     /// Bytes of the largest message, headers included, that the server takes.
     pub fn max_payload(&self) -> usize {
         self.inner.client.max_payload()
-    }
-
-    /// The version of the server at the time of connecting.
-    pub fn server_version(&self) -> ServerVersion {
-        self.inner.version
     }
 
     /// The connection itself, for what this crate has no words for (a NATS service).

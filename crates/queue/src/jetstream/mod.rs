@@ -28,7 +28,7 @@ mod scan;
 mod spec;
 mod streams;
 mod subject;
-mod version;
+pub(crate) mod version;
 mod watch;
 
 pub use broker::Broker;
@@ -44,5 +44,4 @@ pub use queue::JetStreamQueue;
 pub use requests::{Answered, Copies, Request, Requests};
 pub use spec::{OnMalformed, QueueSpec, SubjectOf};
 pub use subject::subject_token;
-pub use version::ServerVersion;
 pub use watch::{Change, Watch};

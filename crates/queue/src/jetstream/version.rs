@@ -1,14 +1,11 @@
 use std::fmt;
 
 /// A server's version, without what follows the third number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServerVersion {
-    /// The first number.
-    pub major: u32,
-    /// The second number.
-    pub minor: u32,
-    /// The third number.
-    pub patch: u32,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ServerVersion {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    patch: u32,
 }
 
 impl ServerVersion {
