@@ -186,6 +186,24 @@ const EXPECTED: &str = "expected an image classifier, with one input of images, 
                         u8[N, 3, height, width] or [N, height, width, 3], and an output of \
                         classes, f32 or f16[N, classes]";
 
+/// Why a model cannot be used as it is.
+struct Misfit {
+    kind: InferErrorKind,
+    why: String,
+}
+
+impl Misfit {
+    fn no_classifier(why: String) -> Self {
+        let kind = InferErrorKind::NotClassifier;
+        Self { kind, why }
+    }
+
+    fn configuration(why: String) -> Self {
+        let kind = InferErrorKind::ModelConfig;
+        Self { kind, why }
+    }
+}
+
 impl Signature {
     /// Finds the images and the classes, if there are to be any, among a model's inputs and outputs.
     ///
@@ -197,55 +215,50 @@ impl Signature {
         shape: Shape,
         classes: usize,
     ) -> Result<Self, InferError> {
-        let refuse = |kind, why: &dyn fmt::Display| {
+        let found = Self::look(inputs, outputs, shape, classes);
+        found.map_err(|Misfit { kind, why }| {
             let mut message = format!("{EXPECTED}; {why}; found");
             list(&mut message, "input", inputs);
             list(&mut message, "output", outputs);
             message.pop();
             InferError::new(kind, message)
-        };
-        let no_classifier = |why: &dyn fmt::Display| refuse(InferErrorKind::NotClassifier, why);
-        let mismatch = |why: &dyn fmt::Display| refuse(InferErrorKind::ModelConfig, why);
+        })
+    }
 
+    fn look(
+        inputs: &[TensorInfo],
+        outputs: &[TensorInfo],
+        shape: Shape,
+        classes: usize,
+    ) -> Result<Self, Misfit> {
         let [input] = inputs else {
-            return Err(no_classifier(&format_args!(
-                "this model has {} inputs",
-                inputs.len()
+            let count = inputs.len();
+            return Err(Misfit::no_classifier(format!(
+                "this model has {count} inputs"
             )));
         };
+        let refuse = |why: String| Misfit::no_classifier(format!("input {} {why}", input.name));
         let input_type = match &input.element {
             Element::F32 => InputType::F32,
             Element::F16 => InputType::F16,
             Element::U8 => InputType::U8,
-            other => {
-                return Err(no_classifier(&format_args!(
-                    "input {} is {other}",
-                    input.name
-                )));
-            }
+            other => return Err(refuse(format!("is {other}"))),
         };
         let [batch, axes @ ..] = &*input.shape else {
-            return Err(no_classifier(&format_args!(
-                "input {} has no dimensions",
-                input.name
-            )));
+            return Err(refuse("has no dimensions".to_owned()));
         };
         let [first, second, third] = axes else {
-            return Err(no_classifier(&format_args!(
-                "input {} has {} dimensions, not 4",
-                input.name,
-                input.shape.len()
-            )));
+            let dimensions = input.shape.len();
+            return Err(refuse(format!("has {dimensions} dimensions, not 4")));
         };
-        let layout = Layout::guess(first, third)
-            .map_err(|why| no_classifier(&format_args!("input {} {why}", input.name)))?;
+        let layout = Layout::guess(first, third).map_err(|why| refuse(why.to_owned()))?;
         let (height, width) = match layout {
             Layout::Nchw => (second, third),
             Layout::Nhwc => (first, second),
         };
         for (side, has, gets) in [("high", height, shape.height), ("wide", width, shape.width)] {
             if let Some(has) = has.fixed().filter(|&has| has != u64::from(gets)) {
-                return Err(mismatch(&format_args!(
+                return Err(Misfit::configuration(format!(
                     "input {} takes images that are {has} {side}, but the preprocessing \
                      configuration beside the model makes them {gets} {side}",
                     input.name
@@ -253,54 +266,44 @@ impl Signature {
             }
         }
         if shape.channels != 3 {
-            return Err(mismatch(&format_args!(
+            return Err(Misfit::configuration(format!(
                 "the preprocessing configuration beside the model makes images of {} channels, \
                  not 3",
                 shape.channels
             )));
         }
-
         let (output, output_type) = match classes {
             0 => (String::new(), OutputType::F32),
-            _ => {
-                let output = Self::classes_output(outputs, classes);
-                let output = output.map_err(|why| no_classifier(&why))?;
-                let Some(output_type) = OutputType::of(output) else {
-                    return Err(no_classifier(&format_args!(
-                        "output {} is {}",
-                        output.name, output.element
-                    )));
-                };
-                if let Some(has) = output.shape[1].fixed().filter(|&has| has != classes as u64) {
-                    return Err(mismatch(&format_args!(
-                        "output {} has {has} classes, but the configuration beside the model names \
-                         {classes}",
-                        output.name
-                    )));
-                }
-                (output.name.clone(), output_type)
-            }
+            _ => Self::classes(outputs, classes)?,
         };
-        let fixed_batch = match batch.fixed().map(usize::try_from) {
-            None => None,
-            Some(batch) => match batch.ok().and_then(NonZeroUsize::new) {
-                None => {
-                    return Err(no_classifier(&format_args!(
-                        "input {} has no room for an image",
-                        input.name
-                    )));
-                }
-                some => some,
-            },
-        };
+        let batch = batch.fixed().map(usize::try_from);
+        let fixed_batch = batch.map(|batch| {
+            let batch = batch.ok().and_then(NonZeroUsize::new);
+            batch.ok_or_else(|| refuse("has no room for an image".to_owned()))
+        });
         Ok(Self {
             input: input.name.clone(),
             input_type,
             layout,
-            fixed_batch,
+            fixed_batch: fixed_batch.transpose()?,
             output,
             output_type,
         })
+    }
+
+    /// The name and type of the output that holds the classes.
+    fn classes(outputs: &[TensorInfo], classes: usize) -> Result<(String, OutputType), Misfit> {
+        let output = Self::classes_output(outputs, classes).map_err(Misfit::no_classifier)?;
+        let name = &output.name;
+        let output_type = OutputType::of(output)
+            .ok_or_else(|| Misfit::no_classifier(format!("output {name} is {}", output.element)))?;
+        match output.shape[1].fixed() {
+            Some(has) if has != classes as u64 => Err(Misfit::configuration(format!(
+                "output {name} has {has} classes, but the configuration beside the model names \
+                 {classes}"
+            ))),
+            _ => Ok((name.clone(), output_type)),
+        }
     }
 
     /// The output that holds the classes: the only one of two dimensions, or among several the one

@@ -144,24 +144,16 @@ pub(crate) fn text_files(
     config: &ModelConfig,
 ) -> Result<TextFiles, InferError> {
     let section = TextSection::read(&dir.join("trommel.toml"))?;
-    let there = |names: [&str; 2]| {
-        names
-            .map(|name| dir.join(name))
-            .into_iter()
-            .find(|path| path.is_file())
-    };
     let (file, is_shared) = match (&section.file, holds_both) {
         (Some(file), _) => (dir.join(file), false),
         (None, true) => (image.to_owned(), true),
-        (None, false) => match there(TEXT_FILES) {
-            Some(file) => (file, false),
-            None => {
-                return Err(missing(format_args!(
-                    "model {} has no tower for texts, so it cannot take labels: add text_model.onnx and tokenizer.json, or give a model that has them",
-                    dir.display()
-                )));
-            }
-        },
+        (None, false) => {
+            let file = first_file(dir, TEXT_FILES).ok_or_else(|| missing(format_args!(
+                "model {} has no tower for texts, so it cannot take labels: add text_model.onnx and tokenizer.json, or give a model that has them",
+                dir.display()
+            )))?;
+            (file, false)
+        }
     };
     let tokenizer = dir.join("tokenizer.json");
     if !tokenizer.is_file() {
@@ -178,9 +170,8 @@ pub(crate) fn text_files(
         read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
     let kind = hub.model_type.as_deref().unwrap_or_default();
     let is_siglip = kind.contains("siglip");
-    let limit = tokens
-        .model_max_length
-        .filter(|length| (1.0..1e6).contains(length));
+    let limit = tokens.model_max_length;
+    let limit = limit.filter(|length| (1.0..1e6).contains(length));
     let max_length = section
         .max_length
         .or(limit.map(|length| length as usize))
@@ -193,53 +184,43 @@ pub(crate) fn text_files(
     let max_length = max_length.filter(|length| (4..1 << 20).contains(length)).ok_or_else(|| {
         invalid(dir, &"no file gives the most tokens of a text; set max-length in the section [text] of trommel.toml")
     })?;
-    let filler = section.filler.map(Filler::Text);
-    let filler = filler
-        .or(tokens
-            .pad_token
-            .or(special.pad_token)
-            .map(|token| Filler::Text(token.text())))
-        .or(text.pad_token_id.map(Filler::Number));
-    let scaling = match (section.logit_scale, section.logit_bias) {
-        (Some(scale), bias) => Some(Scaling {
-            scale,
-            bias: bias.unwrap_or(0.0),
-        }),
-        (None, None) => None,
-        (None, Some(_)) => {
-            let path = dir.join("trommel.toml");
-            return Err(invalid(
-                &path,
-                &"logit-bias is set in the section [text] and logit-scale is not; set both",
-            ));
-        }
-    };
-    let activation = match (config.set_activation, kind) {
-        (Some(activation), _) => activation,
-        (None, "") => {
-            return Err(invalid(
-                dir,
-                &"config.json names no model_type, so it is not known how its comparisons become scores; set activation in the section [model] of trommel.toml",
-            ));
-        }
-        // As Transformers' pipeline for zero-shot classification does.
-        (None, _) if is_siglip => Activation::Sigmoid,
-        (None, _) => Activation::Softmax,
-    };
+    let pad = tokens.pad_token.or(special.pad_token);
+    let filler = section.filler.clone().or(pad.map(|token| token.text()));
+    let filler = filler.map(Filler::Text);
     Ok(TextFiles {
         both: match is_shared {
             true => Some(file.clone()),
-            false => there(BOTH_FILES).filter(|both| both != image),
+            false => first_file(dir, BOTH_FILES).filter(|both| both != image),
         },
         file,
         is_shared,
         tokenizer,
         max_length,
         fills_up: section.fill_up.unwrap_or(is_siglip),
-        filler,
-        scaling,
-        activation,
+        filler: filler.or(text.pad_token_id.map(Filler::Number)),
+        scaling: section.scaling(dir)?,
+        activation: text_activation(dir, config, kind)?,
     })
+}
+
+/// The first of these files that is in the folder.
+fn first_file(dir: &Path, names: [&str; 2]) -> Option<PathBuf> {
+    let mut paths = names.into_iter().map(|name| dir.join(name));
+    paths.find(|path| path.is_file())
+}
+
+/// What makes scores of the comparisons of a kind of model, by its name in `config.json`.
+fn text_activation(dir: &Path, config: &ModelConfig, kind: &str) -> Result<Activation, InferError> {
+    match (config.set_activation, kind) {
+        (Some(activation), _) => Ok(activation),
+        (None, "") => Err(invalid(
+            dir,
+            &"config.json names no model_type, so it is not known how its comparisons become scores; set activation in the section [model] of trommel.toml",
+        )),
+        // As Transformers' pipeline for zero-shot classification does.
+        (None, _) if kind.contains("siglip") => Ok(Activation::Sigmoid),
+        (None, _) => Ok(Activation::Softmax),
+    }
 }
 
 /// Whether images of this kind of model are described by the first of their tokens, by the name of the kind
@@ -271,6 +252,21 @@ impl TextSection {
         };
         let sections: Sections = toml::from_str(&text).map_err(|error| invalid(path, &error))?;
         Ok(sections.text)
+    }
+
+    /// How the comparisons are scaled, if it says so.
+    fn scaling(&self, dir: &Path) -> Result<Option<Scaling>, InferError> {
+        match (self.logit_scale, self.logit_bias) {
+            (Some(scale), bias) => Ok(Some(Scaling {
+                scale,
+                bias: bias.unwrap_or(0.0),
+            })),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(invalid(
+                &dir.join("trommel.toml"),
+                &"logit-bias is set in the section [text] and logit-scale is not; set both",
+            )),
+        }
     }
 }
 

@@ -179,14 +179,9 @@ fn is_finished(folder: &Path, job: Option<&Job>) -> Result<bool, StorageError> {
 
 /// Indices of the rows of a part.
 pub(crate) fn indices(path: &Path, format: Format) -> Result<RoaringTreemap, StorageError> {
-    let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
-    let rows = format.encoding().rows(Input::File(file), Wanted::Identity);
-    rows.map_err(|reason| no_result(path, reason))?
-        .map(|fields| {
-            let row = fields.and_then(|fields| row(fields).ok_or_else(|| NO_ROW.to_owned()));
-            Ok(row.map_err(|reason| no_result(path, reason))?.index)
-        })
-        .collect()
+    let rows = fields(path, format, Wanted::Identity)?;
+    let rows = rows.map(|fields| row(fields?).ok_or_else(|| no_result(path, NO_ROW)));
+    rows.map(|row| Ok(row?.index)).collect()
 }
 
 /// The parts that count, in the order of their numbers.
@@ -329,15 +324,26 @@ pub(crate) fn scalar(
     }
 }
 
-/// Reads the rows of one file.
-fn read_file(path: &Path, format: Format) -> Result<Rows, StorageError> {
+/// The rows of a file.
+type Fields = Box<dyn Iterator<Item = Result<Map<String, Value>, StorageError>>>;
+
+/// Reads the rows of one file by the names of their columns.
+pub(crate) fn fields(path: &Path, format: Format, wanted: Wanted) -> Result<Fields, StorageError> {
     let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
-    let rows = format.encoding().rows(Input::File(file), Wanted::All);
+    let rows = format.encoding().rows(Input::File(file), wanted);
     let path = path.to_owned();
     let rows = rows.map_err(|reason| no_result(&path, reason))?;
     Ok(Box::new(rows.map(move |fields| {
-        let row = fields.and_then(|fields| row(fields).ok_or_else(|| NO_ROW.to_owned()));
-        row.map_err(|reason| no_result(&path, reason))
+        fields.map_err(|reason| no_result(&path, reason))
+    })))
+}
+
+/// Reads the rows of one file.
+fn read_file(path: &Path, format: Format) -> Result<Rows, StorageError> {
+    let path = path.to_owned();
+    let rows = fields(&path, format, Wanted::All)?;
+    Ok(Box::new(rows.map(move |fields| {
+        row(fields?).ok_or_else(|| no_result(&path, NO_ROW))
     })))
 }
 

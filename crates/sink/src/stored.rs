@@ -14,7 +14,9 @@ use trommel_types::{
 use crate::JobRecord;
 use crate::format::{Input, Wanted};
 use crate::format_name::Format;
-use crate::read_back::{NO_ROW, microseconds, no_result, over_parts, scalar, stored, top_labels};
+use crate::read_back::{
+    NO_ROW, fields, microseconds, no_result, over_parts, scalar, stored, top_labels,
+};
 use crate::row::{COLUMNS, is_vector};
 use crate::takeover::JOB;
 
@@ -95,11 +97,10 @@ fn record(path: &Path) -> Result<Option<JobRecord>, StorageError> {
 
 /// The pass-through columns of rows without a record, by the first of them.
 fn guessed(path: &Path) -> Result<Vec<(String, ColumnKind)>, StorageError> {
-    let fields = over_parts(path, fields, |fields: &Map<String, Value>| {
-        fields
-            .get("index")
-            .and_then(Value::as_u64)
-            .unwrap_or_default()
+    let read = |path: &Path, format| fields(path, format, Wanted::All);
+    let fields = over_parts(path, read, |fields: &Map<String, Value>| {
+        let index = fields.get("index").and_then(Value::as_u64);
+        index.unwrap_or_default()
     })?;
     let mut columns: Vec<(String, Option<ColumnKind>)> = Vec::new();
     for fields in fields.take(LOOKED_AT) {
@@ -130,18 +131,6 @@ fn guessed(path: &Path) -> Result<Vec<(String, ColumnKind)>, StorageError> {
     Ok(columns
         .map(|(name, kind)| (name, kind.unwrap_or(ColumnKind::String)))
         .collect())
-}
-
-type Fields = Box<dyn Iterator<Item = Result<Map<String, Value>, StorageError>>>;
-
-fn fields(path: &Path, format: Format) -> Result<Fields, StorageError> {
-    let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
-    let rows = format.encoding().rows(Input::File(file), Wanted::All);
-    let path = path.to_owned();
-    let rows = rows.map_err(|reason| no_result(&path, reason))?;
-    Ok(Box::new(rows.map(move |fields| {
-        fields.map_err(|reason| no_result(&path, reason))
-    })))
 }
 
 /// How the rows of one result are read.

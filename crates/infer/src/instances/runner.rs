@@ -131,61 +131,72 @@ fn run<B: Backend>(
         warm_up(shared, &mut backend)?;
         Ok(backend)
     });
-    let (backend, outcome) = match warm {
-        Ok(backend) => (Some(backend), Ok(())),
-        Err(error) => (None, Err(error)),
+    let mut backend = match warm {
+        Ok(backend) => backend,
+        Err(error) => return report(Err(error)),
     };
-    report(outcome);
-    let Some(mut backend) = backend else { return };
+    report(Ok(()));
 
     // Of a model that always computes the same number, a smaller batch is no sooner done.
     let is_cut = backend.computed(1) < backend.computed(shared.max_batch());
     let mut last_end = None;
-    while let Some(NextBatch {
-        lane,
-        mut jobs,
-        was_waiting,
-    }) = shared.next_batch(is_cut)
-    {
-        jobs.retain(|job| !job.answer.is_closed());
-        if jobs.is_empty() {
+    while let Some(mut next) = shared.next_batch(is_cut) {
+        next.jobs.retain(|job| !job.answer.is_closed());
+        if next.jobs.is_empty() {
             continue;
         }
-        let batch: Vec<Image> = jobs.iter().map(|job| job.image.clone()).collect();
-        let start = Instant::now();
-        if let (true, Some(end)) = (was_waiting, last_end) {
-            shared.counters.gap(start - end);
-            metrics.gap(start - end);
+        if let (true, Some(end)) = (next.was_waiting, last_end) {
+            let gap = Instant::now() - end;
+            shared.counters.gap(gap);
+            metrics.gap(gap);
         }
-        let span = batch_span(&jobs);
-        if lane == Lane::Live {
-            let waits = jobs.iter().map(|job| start - job.since);
-            waits.for_each(|wait| metrics.live_wait(wait));
-        }
-        shared.begin(seat, jobs);
-        let outcomes = span.in_scope(|| compute(shared, &mut backend, &batch));
-        let Some(jobs) = shared.end(seat) else {
-            return; // given up: its images are answered, and another thread has its place
-        };
-        let end = Instant::now();
-        last_end = Some(end);
-        let (images, computed) = (batch.len(), backend.computed(batch.len()));
-        let places = shared.max_batch().max(images);
-        shared.counters.batch(images, computed, places, end - start);
-        metrics.batch(images, places, end - start);
-        if lane == Lane::Live {
-            metrics.live_batch(images, places, end - start);
-        }
-        let whole = outcomes.iter().all(Result::is_ok);
-        shared.took(images, end - start, whole);
-        if let Err(lost) = answer(jobs, outcomes) {
-            tracing::error!("{lost}");
-            shared.stop();
-            // Giving back what a lost device held may end the process at once, before it can say why.
-            std::mem::forget(backend);
-            return;
+        match run_batch(shared, seat, metrics, &mut backend, next) {
+            Ok(Some(end)) => last_end = Some(end),
+            Ok(None) => return,
+            Err(lost) => {
+                tracing::error!("{lost}");
+                shared.stop();
+                // Giving back what a lost device held may end the process at once, before it can say why.
+                return std::mem::forget(backend);
+            }
         }
     }
+}
+
+/// Runs a batch and answers its images. Returns the time at which the model was done, or `None` if this thread
+/// was given up meanwhile: its images are answered, and another thread has its place.
+///
+/// # Errors
+/// Those that no later image will survive.
+fn run_batch(
+    shared: &Shared,
+    seat: Seat,
+    metrics: &InstanceMetrics,
+    backend: &mut impl Backend,
+    NextBatch { lane, jobs, .. }: NextBatch,
+) -> Result<Option<Instant>, InferError> {
+    let batch: Vec<Image> = jobs.iter().map(|job| job.image.clone()).collect();
+    let (span, start) = (batch_span(&jobs), Instant::now());
+    if lane == Lane::Live {
+        let waits = jobs.iter().map(|job| start - job.since);
+        waits.for_each(|wait| metrics.live_wait(wait));
+    }
+    shared.begin(seat, jobs);
+    let outcomes = span.in_scope(|| compute(shared, backend, &batch));
+    let Some(jobs) = shared.end(seat) else {
+        return Ok(None);
+    };
+    let (end, images) = (Instant::now(), batch.len());
+    let (computed, places) = (backend.computed(images), shared.max_batch().max(images));
+    shared.counters.batch(images, computed, places, end - start);
+    metrics.batch(images, places, end - start);
+    if lane == Lane::Live {
+        metrics.live_batch(images, places, end - start);
+    }
+    let whole = outcomes.iter().all(Result::is_ok);
+    shared.took(images, end - start, whole);
+    answer(jobs, outcomes)?;
+    Ok(Some(end))
 }
 
 /// The span of a batch, if one of its images is traced: in the first such image's trace, and linked

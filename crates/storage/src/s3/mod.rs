@@ -15,6 +15,7 @@ use aws_config::{BehaviorVersion, Region};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{Credentials, RequestChecksumCalculation, ResponseChecksumValidation};
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
+use aws_sdk_s3::primitives::ByteStream;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -355,25 +356,7 @@ impl S3 {
         if size > limit {
             return Err(StorageError::too_large(object.uri(), size, limit));
         }
-        let mut body = answer.body;
-        let mut bytes = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
-        // The client's own limits end where the answer begins.
-        let stalled = |_| unreadable(format!("failed to fetch {}: it stalled", object.uri()));
-        let patience = self.shared.config.timeout;
-        while let Some(chunk) = timeout(patience, body.next()).await.map_err(stalled)? {
-            let chunk = chunk.map_err(|error| {
-                let error = words(&error);
-                unreadable(format!("failed to fetch {}: {error}", object.uri()))
-            })?;
-            bytes.extend_from_slice(&chunk);
-            if bytes.len() as u64 > limit {
-                return Err(StorageError::too_large(
-                    object.uri(),
-                    bytes.len() as u64,
-                    limit,
-                ));
-            }
-        }
+        let bytes = self.read_body(object, answer.body, size, limit).await?;
         let expected = range.map(|(_, length)| length).or(promised);
         if let (Some((offset, _)), Some(end)) = (range, end_of(answer.content_range.as_deref()))
             && offset + bytes.len() as u64 == end
@@ -395,6 +378,32 @@ impl S3 {
                 bytes.len(),
                 expected.unwrap_or_default()
             )));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads an answer of about `size` bytes, and no more than `limit`.
+    async fn read_body(
+        &self,
+        object: &Location,
+        mut body: ByteStream,
+        size: u64,
+        limit: u64,
+    ) -> Result<Bytes, StorageError> {
+        let mut bytes = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
+        // The client's own limits end where the answer begins.
+        let stalled = |_| unreadable(format!("failed to fetch {}: it stalled", object.uri()));
+        let patience = self.shared.config.timeout;
+        while let Some(chunk) = timeout(patience, body.next()).await.map_err(stalled)? {
+            let chunk = chunk.map_err(|error| {
+                let error = words(&error);
+                unreadable(format!("failed to fetch {}: {error}", object.uri()))
+            })?;
+            bytes.extend_from_slice(&chunk);
+            let read = bytes.len() as u64;
+            if read > limit {
+                return Err(StorageError::too_large(object.uri(), read, limit));
+            }
         }
         Ok(bytes.freeze())
     }

@@ -81,14 +81,8 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
                 break;
             }
             let name = (job.id().to_owned(), model.name.clone());
-            let part = Part::Rows(name.1.clone());
-            let (lease, progress) = match ctx.leases.take(&name.0, part).await {
-                Ok(Some(taken)) => taken,
-                Ok(None) => continue,
-                Err(error) => {
-                    tracing::warn!(job = name.0, %error, "its lease cannot be asked for");
-                    continue;
-                }
+            let Some((lease, progress)) = ctx.take(&name).await else {
+                continue;
             };
             lock(&taken).insert(name.clone());
             let (ctx, taken, shutdown) = (Arc::clone(&ctx), Arc::clone(&taken), shutdown.clone());
@@ -121,6 +115,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
     fatal.into_result()
 }
 
+/// Jobs and models that this process commits.
 type Taken = Mutex<HashSet<(String, String)>>;
 
 fn lock(taken: &Taken) -> std::sync::MutexGuard<'_, HashSet<(String, String)>> {
@@ -138,6 +133,15 @@ impl Context {
                 tracing::warn!(job = job.id(), %error, "messages of a job that has ended are left");
             }
         }
+    }
+
+    /// The lease of a job and model, if it is free.
+    async fn take(&self, (job, model): &(String, String)) -> Option<(JobLease, JobProgress)> {
+        let taken = self.leases.take(job, Part::Rows(model.clone())).await;
+        taken.unwrap_or_else(|error| {
+            tracing::warn!(job, %error, "its lease cannot be asked for");
+            None
+        })
     }
 
     /// Running jobs that this process does not commit yet, the oldest first.
@@ -208,6 +212,12 @@ impl Serving<'_> {
                 Scope::Image(_) | Scope::Worker => return Err(error),
             },
         };
+        self.conclude(served).await?;
+        self.lease.release().await
+    }
+
+    /// Ends the job if all its models are complete or it is over, and removes its consumers and messages.
+    async fn conclude(&self, served: Served) -> Result<(), WorkerError> {
         let Context {
             broker,
             subjects,
@@ -238,7 +248,7 @@ impl Serving<'_> {
                 ends::clear(store, self.job).await?;
             }
         }
-        self.lease.release().await
+        Ok(())
     }
 
     /// Notes what the output lacks, and since when; beyond the patience the job ends.
@@ -289,14 +299,6 @@ impl Serving<'_> {
         });
         let known = decided.await?.rows;
         let spent = known.get(name).and_then(|rows| rows.cost);
-        let open: Arc<Open> = {
-            let (open, job, model) = (Arc::clone(&ctx.open), Arc::clone(job), model.clone());
-            Arc::new(move || {
-                open(&job, &model, preconditions)
-                    .map(|opened| opened.map(|opened| opened.sink))
-                    .boxed()
-            })
-        };
         let progress = Arc::new(Progress::default());
         progress.count_resumed(rows.committed().len());
         let (committed, counts) = watch::channel(Counts::of(rows.ledger()));
@@ -312,21 +314,61 @@ impl Serving<'_> {
             committed,
             shared: Some(Arc::new(LeasedRows {
                 lease: lease.clone(),
-                open,
+                open: self.reopen(preconditions),
             })),
         });
         let stop = shutdown.child_token();
-        let mut running = AbortOnDropHandle::new(tokio::spawn(sink::run(sink, rows, stop.clone())));
+        let running = AbortOnDropHandle::new(tokio::spawn(sink::run(sink, rows, stop.clone())));
+        let (rows, reason) = self.watch(running, &mut notes, &stop).await?;
+        if !lease.is_held() {
+            return Err(WorkerError::LeaseLost);
+        }
+        notes.take().await?;
+        if !notes.is_complete(rows.committed().len()) {
+            return Ok(reason.map_or(Served::Left, Served::Over));
+        }
+        let summary = rows.finish().await?;
+        if let Some(retry) = &job.spec.request.options.retry {
+            ctx.store.recount(retry, name, &summary).await?;
+        }
+        let trial = *trial.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.finish(trial).await?;
+        Ok(Served::Complete)
+    }
+
+    /// Opens the output again after another sink has changed its rows.
+    fn reopen(&self, preconditions: Preconditions) -> Arc<Open> {
+        let (open, job) = (Arc::clone(&self.ctx.open), Arc::clone(self.job));
+        let model = self.model.clone();
+        Arc::new(move || {
+            let opened = open(&job, &model, preconditions);
+            opened
+                .map(|opened| opened.map(|opened| opened.sink))
+                .boxed()
+        })
+    }
+
+    /// Notes what is committed until the sink ends, and stops it when the lease is lost or the job is over.
+    /// Returns the output, and why the job is over if it is.
+    async fn watch(
+        &self,
+        mut running: AbortOnDropHandle<Result<Box<dyn ResultSink>, WorkerError>>,
+        notes: &mut Notes<'_>,
+        stop: &CancellationToken,
+    ) -> Result<(Box<dyn ResultSink>, Option<Option<Reason>>), WorkerError> {
         let mut reason = None;
-        let ended = loop {
+        loop {
             tokio::select! {
                 joined = &mut running => {
-                    break joined.unwrap_or(Err(WorkerError::Panicked { what: "a sink" }));
+                    let rows = joined.unwrap_or(Err(WorkerError::Panicked { what: "a sink" }))?;
+                    return Ok((rows, reason));
                 }
-                () = lease.lost().cancelled(), if !stop.is_cancelled() => stop.cancel(),
+                () = self.lease.lost().cancelled(), if !stop.is_cancelled() => stop.cancel(),
                 () = sleep(TICK) => match notes.take().await {
                     Ok(()) | Err(WorkerError::LeaseLost) => {}
-                    Err(error) => tracing::warn!(job = id, %error, "progress is not noted"),
+                    Err(error) => {
+                        tracing::warn!(job = self.job.id(), %error, "progress is not noted");
+                    }
                 },
             }
             if reason.is_none() {
@@ -335,26 +377,7 @@ impl Serving<'_> {
                     stop.cancel();
                 }
             }
-        };
-        let rows = ended?;
-        if !lease.is_held() {
-            return Err(WorkerError::LeaseLost);
         }
-        notes.take().await?;
-        if notes.is_complete(rows.committed().len()) {
-            let summary = rows.finish().await?;
-            let retry = job.spec.request.options.retry.as_ref();
-            if let Some(retry) = retry {
-                ctx.store.recount(retry, name, &summary).await?;
-            }
-            let trial = *trial.lock().unwrap_or_else(PoisonError::into_inner);
-            notes.finish(trial).await?;
-            return Ok(Served::Complete);
-        }
-        Ok(match reason {
-            Some(reason) => Served::Over(reason),
-            None => Served::Left,
-        })
     }
 
     /// Why the job is to end early, if it is: `Some(None)` when its record says so already.
