@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Wanted;
 use trommel_sink::{Format, JobRecord, Opened, Output, ResultSink, Retry, Reuse, Summary};
-use trommel_source::{Source, SourceOptions, open_source};
+use trommel_source::{Source, open_source};
 use trommel_types::{ErrorKind, JobModel, JobOptions, JobRequest, JobSpec, RowOptions};
 use trommel_worker::{EmbeddedJob, Ended, Images, Progress, Readiness, WorkerError};
 
-use crate::args::{ClassifyArgs, PartFormat, SourceArgs};
+use crate::args::{ClassifyArgs, SourceArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Usage, warn_in_red};
 use crate::forecast::{self, Limits, Spending, problem_of_costs};
@@ -34,52 +34,29 @@ pub(crate) fn run(
     telemetry: &Telemetry,
 ) -> Result<Exit> {
     let started = Instant::now();
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_threads(2)?;
     // Before anything is opened, so that no signal finds a job without its handler.
     let stop = runtime.block_on(async {
         telemetry.health.watch();
         shutdown::on_signal()
     })?;
-    let prices = &args.prices.prices;
-    if let Some(problem) = problem_of_costs(prices, args.max_cost) {
+    if let Some(problem) = problem_of_costs(&args.prices.prices, args.max_cost) {
         return Err(anyhow::anyhow!(problem).context(Usage));
     }
     let destination = destination(&args, &config).context(Usage)?;
-    let options = args.source.options(&config);
+    let options = config.source_options(&args.source.job_options());
     let source = open_source(&args.sources, &options).context(Usage)?;
     let dirs = model_dirs(&args).context(Usage)?;
-    let rows = args
-        .rows
-        .options(config.preprocess.reference)
-        .context(Usage)?;
+    let rows = args.rows.options(config.preprocess.reference);
+    let rows = rows.context(Usage)?;
     if let [dir] = dirs.as_slice() {
         model::take_profile(&mut config, dir);
     }
-    let open = |dir: &PathBuf| model::open_any(dir, &config, &rows, onnxruntime).context(Usage);
-    let opened = match (dirs.as_slice(), args.agree) {
-        ([small, large], Some(agree)) => {
-            let (small, large) = (open(small)?, open(large)?);
-            let wanted = Wanted::from(&rows);
-            cascade::check(&args, &wanted, [&small, &large]).context(Usage)?;
-            OpenedFolder::Cascade(Box::new(small), Box::new(large), agree)
-        }
-        (dirs, _) => open(&dirs[0])?,
-    };
-    if args.retry_failed.is_some() && destination.is_none() {
-        let error = anyhow::anyhow!(
-            "--retry-failed needs results that are kept: name a file, a folder or a table with --output"
-        );
-        return Err(error.context(Usage));
-    }
+    let opened = open_models(&args, &dirs, &config, &rows, onnxruntime).context(Usage)?;
     let mut record = record(&args, rows.clone(), source.as_ref(), &opened);
-    let to_s3 = args
-        .output
-        .as_deref()
-        .is_some_and(|to| to.starts_with("s3://"));
+    record.retry = retry(&args, destination.as_ref()).context(Usage)?;
+    let to = args.output.as_deref().unwrap_or_default();
+    let to_s3 = to.starts_with("s3://");
     if args.dry_run {
         let whole = Whole {
             source,
@@ -87,67 +64,35 @@ pub(crate) fn run(
             to_s3,
             started,
         };
-        return dry_run(
-            &args,
-            config,
-            &runtime,
-            whole,
-            opened,
-            (record, rows),
-            &stop,
-        );
-    }
-    if let Some(kinds) = &args.retry_failed {
-        let kinds = ErrorKind::named(kinds);
-        record.retry = Some(Retry {
-            kinds: kinds.map_err(|reason| anyhow::anyhow!(reason).context(Usage))?,
-            ..Retry::default()
-        });
-    } else if args.skip_existing {
-        record.retry = Some(Retry {
-            adds: true,
-            ..Retry::default()
-        });
+        let job = (record, rows);
+        return dry_run(&args, config, &runtime, whole, opened, job, &stop);
     }
 
-    let reuse = match args.overwrite {
-        true => Reuse::Overwrite,
-        false => Reuse::Resume,
-    };
-    let sink = match &destination {
-        None => None,
-        Some(destination) => {
-            let opened = runtime.block_on(destination.open_alone(record.clone(), reuse));
-            match opened.context(Usage)? {
-                Opened::Ready(sink) => Some(sink),
-                Opened::Complete(summary) => {
-                    if is_countable(&args) {
-                        let listed = runtime.block_on(source.count()).context(Usage)?;
-                        no_more_than(summary.images, listed, destination).context(Usage)?;
-                    }
-                    return Report::complete(*summary, destination).show(&args);
-                }
+    let mut sink = None;
+    if let Some(destination) = &destination {
+        let opened = open_output(&args, destination, &record, source.as_ref());
+        match runtime.block_on(opened).context(Usage)? {
+            Opened::Ready(ready) => sink = Some(ready),
+            Opened::Complete(summary) => {
+                return Report::complete(*summary, destination).show(&args);
             }
         }
-    };
-    let (sink, images) = match sink {
-        Some(mut sink) if sink.job().adds() => {
-            let existing = runtime.block_on(sink.existing()).context(Usage)?;
-            (Some(sink), Images::New(existing))
+    }
+    let images = match &mut sink {
+        Some(sink) if sink.job().adds() => {
+            Images::New(runtime.block_on(sink.existing()).context(Usage)?)
         }
-        Some(mut sink) if args.retry_failed.is_some() => {
-            let failed = runtime.block_on(sink.failed_images()).context(Usage)?;
-            (Some(sink), Images::Failed(failed))
+        Some(sink) if args.retry_failed.is_some() => {
+            Images::Failed(runtime.block_on(sink.failed_images()).context(Usage)?)
         }
-        sink => (sink, Images::Missing),
+        _ => Images::Missing,
     };
     let Started { engine, plan, also } = opened.start(&config).context(Usage)?;
-    let engine = Arc::new(engine);
     let job = EmbeddedJob {
         source,
         plan,
         also,
-        engine: Arc::clone(&engine),
+        engine: Arc::new(engine),
         record: sink.as_ref().map_or(record, |sink| sink.job().clone()),
         rows,
         config,
@@ -155,34 +100,18 @@ pub(crate) fn run(
     };
 
     let progress = Arc::new(Progress::default());
-    let mut run = Run {
-        source: Arc::clone(&job.source),
-        engine,
-        progress: Arc::clone(&progress),
-        started,
-        job_id: job.record.job_id.clone(),
-        run: job.record.run.clone(),
-        adds: job.record.adds(),
-        preprocess_threads: job.config.preprocess.threads(),
-        reads: job.config.preprocess.in_flight(),
-        spending: Spending::new(prices, &job.config, to_s3),
-        forecast: job
-            .config
-            .infer
-            .cache
-            .as_deref()
-            .and_then(|cache| forecast::recall(cache, &job.record.spec_hash)),
-        cascade: None,
-    };
+    let spending = Spending::new(&args.prices.prices, &job.config, to_s3);
+    let mut run = Run::of(&job, &progress, started, spending);
+    let cache = job.config.infer.cache.as_deref();
+    run.forecast = cache.and_then(|cache| forecast::recall(cache, &job.record.spec_hash));
     let limits = Limits::new(args.max_runtime, args.max_cost);
-    let counted = is_countable(&args).then(|| Arc::clone(&run.source));
     let readiness = Readiness::default();
     readiness.begin();
     telemetry.health.has(readiness);
+    let watch = async { limits.watch(started, &run.spending, &progress, &stop) };
+    let watched = runtime.block_on(watch);
     let ended = match (&destination, sink) {
         (Some(destination), Some(sink)) if job.engine.stages().is_some() => {
-            let _limits =
-                runtime.block_on(async { limits.watch(started, &run.spending, &progress, &stop) });
             let work = (sink, images);
             let ended = cascade::run(&runtime, &args, destination, job, work, &progress, stop);
             ended.map(|(ended, sink, known)| {
@@ -190,16 +119,74 @@ pub(crate) fn run(
                 (ended, Some(sink))
             })
         }
-        (_, sink) => runtime.block_on(async {
-            let _limits = limits.watch(started, &run.spending, &progress, &stop);
-            work(job, (sink, images), &progress, counted, &args, stop).await
-        }),
+        (_, sink) => runtime.block_on(work(job, (sink, images), &progress, &args, stop)),
     };
+    drop(watched);
     let reported = report(ended, &args, destination.as_ref(), &run, &limits);
     let reported = runtime.block_on(reported);
     // A listing may still be blocked on standard input; it holds nothing that has to be kept.
     runtime.shutdown_background();
     reported
+}
+
+/// Opens the model, or both of a cascade.
+fn open_models(
+    args: &ClassifyArgs,
+    dirs: &[PathBuf],
+    config: &Config,
+    rows: &RowOptions,
+    onnxruntime: Option<&Path>,
+) -> Result<OpenedFolder> {
+    let open = |dir: &PathBuf| model::open_any(dir, config, rows, onnxruntime);
+    let ([small, large], Some(agree)) = (dirs, args.agree) else {
+        return open(&dirs[0]);
+    };
+    let (small, large) = (open(small)?, open(large)?);
+    cascade::check(args, &Wanted::from(rows), [&small, &large])?;
+    Ok(OpenedFolder::Cascade(
+        Box::new(small),
+        Box::new(large),
+        agree,
+    ))
+}
+
+/// Which existing rows the job replaces, or that it adds rows to them.
+fn retry(args: &ClassifyArgs, destination: Option<&Output>) -> Result<Option<Retry>> {
+    let Some(kinds) = &args.retry_failed else {
+        return Ok(args.skip_existing.then(|| Retry {
+            adds: true,
+            ..Retry::default()
+        }));
+    };
+    if destination.is_none() {
+        bail!(
+            "--retry-failed needs results that are kept: name a file, a folder or a table with --output"
+        );
+    }
+    Ok(Some(Retry {
+        kinds: ErrorKind::named(kinds).map_err(anyhow::Error::msg)?,
+        ..Retry::default()
+    }))
+}
+
+/// Opens the output. Complete results have to cover every image that the source lists now.
+async fn open_output(
+    args: &ClassifyArgs,
+    destination: &Output,
+    record: &JobRecord,
+    source: &dyn Source,
+) -> Result<Opened> {
+    let reuse = match args.overwrite {
+        true => Reuse::Overwrite,
+        false => Reuse::Resume,
+    };
+    let opened = destination.open_alone(record.clone(), reuse).await?;
+    if let Opened::Complete(summary) = &opened
+        && is_countable(args)
+    {
+        no_more_than(summary.images, source.count().await?, destination)?;
+    }
+    Ok(opened)
 }
 
 /// What a dry run says is about.
@@ -227,42 +214,30 @@ fn dry_run(
         return Err(error.context(Usage));
     }
     let sample = args.source.sample.unwrap_or(u64::MAX).min(DRY_RUN_IMAGES);
-    let options = SourceOptions {
+    let options = config.source_options(&JobOptions {
         sample: Some(sample),
-        ..args.source.options(&config)
-    };
+        ..args.source.job_options()
+    });
     let source = open_source(&args.sources, &options).context(Usage)?;
     let Started { engine, plan, also } = opened.start(&config).context(Usage)?;
-    let engine = Arc::new(engine);
-    let progress = Arc::new(Progress::default());
-    let run = Run {
-        source: Arc::clone(&source),
-        engine: Arc::clone(&engine),
-        progress: Arc::clone(&progress),
-        started: Instant::now(),
-        job_id: record.job_id.clone(),
-        run: record.run.clone(),
-        adds: false,
-        preprocess_threads: config.preprocess.threads(),
-        reads: config.preprocess.in_flight(),
-        spending: Spending::new(&args.prices.prices, &config, whole.to_s3),
-        forecast: None,
-        cascade: None,
-    };
     let (cache, key) = (config.infer.cache.clone(), record.spec_hash.clone());
     let job = EmbeddedJob {
         source,
         plan,
         also,
-        engine,
+        engine: Arc::new(engine),
         record,
         rows,
         config,
         max_failure_rate: None,
     };
+    let progress = Arc::new(Progress::default());
+    let prices = &args.prices.prices;
+    let spending = Spending::new(prices, &job.config, whole.to_s3);
+    let run = Run::of(&job, &progress, Instant::now(), spending);
     let terms = forecast::Terms {
         source: whole.source.as_ref(),
-        prices: &args.prices.prices,
+        prices,
         format: whole.destination.map_or(Format::Jsonl, Output::format),
         to_s3: whole.to_s3,
         started: whole.started,
@@ -296,10 +271,10 @@ async fn work(
     job: EmbeddedJob,
     (sink, images): (Option<Box<dyn ResultSink>>, Images),
     progress: &Arc<Progress>,
-    counted: Option<Arc<dyn Source>>,
     args: &ClassifyArgs,
     stop: CancellationToken,
 ) -> Result<(Ended, Option<Box<dyn ResultSink>>)> {
+    let counted = is_countable(args).then(|| Arc::clone(&job.source));
     let _bar = Bar::show(progress, counted, args.quiet);
     let progress = Arc::clone(progress);
     Ok(match sink {
@@ -349,14 +324,9 @@ async fn report(
 }
 
 fn destination(args: &ClassifyArgs, config: &Config) -> Result<Option<Output>> {
-    let format = match args.format {
-        PartFormat::Parquet => Format::Parquet,
-        PartFormat::Jsonl => Format::Jsonl,
-        PartFormat::Csv => Format::Csv,
-    };
     let named = args.output.as_deref().filter(|output| *output != "-");
     Ok(named
-        .map(|output| Output::parse(output, format, &config.s3, &config.postgres))
+        .map(|output| Output::parse(output, args.format.into(), &config.s3, &config.postgres))
         .transpose()?)
 }
 
@@ -442,25 +412,7 @@ fn record(
 }
 
 impl SourceArgs {
-    fn options(&self, config: &Config) -> SourceOptions {
-        SourceOptions {
-            suffixes: self.suffixes.clone(),
-            min_size: self.min_size,
-            max_size: self.max_size,
-            sample: self.sample,
-            sample_seed: self.sample_seed,
-            uri_column: self.uri_column.clone(),
-            base: self.base.clone(),
-            image_column: self.image_column.clone(),
-            fps: self.fps,
-            s3: config.s3.clone(),
-            http: config.http.clone(),
-            video: config.video.clone(),
-            ..SourceOptions::default()
-        }
-    }
-
-    /// The same as a job's request has it.
+    /// The options as a job's request holds them.
     pub(crate) fn job_options(&self) -> JobOptions {
         JobOptions {
             suffixes: self.suffixes.clone(),

@@ -46,10 +46,7 @@ pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
     let results = Results::open(&args.results, config)?;
     let root = args.root.as_deref();
     let originals = Originals::of(&results, root, config).context(Usage)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_all_cores()?;
     let export = Export {
         originals: Arc::new(originals),
         dir: dir.clone(),

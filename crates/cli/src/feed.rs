@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use metrics::{counter, describe_counter};
-use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -49,11 +48,7 @@ pub(crate) fn run(args: &FeedArgs, config: &Config, telemetry: &Telemetry) -> Re
     for outcome in ["published", "superseded", "too_large"] {
         counter!(FRAMES, "outcome" => outcome).increment(0);
     }
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_threads(2)?;
     runtime.block_on(async {
         let stop = shutdown::on_signal()?;
         telemetry.health.watch();

@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
-use tokio::runtime::Builder;
 use trommel_queue::Broker;
+use trommel_sink::Format;
 use trommel_types::{ErrorKind, JobOptions, JobRequest};
 use trommel_worker::{
     Client, DeadLetter, JobReasons, JobState, JobStatus, ListRequest, ModelStatus, ReasonKind,
     RetryRequest, WorkerError,
 };
 
-use crate::args::{JobsCommand, PartFormat, SubmitArgs};
+use crate::args::{JobsCommand, SubmitArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Usage, warn_in_red};
 use crate::forecast::{self, Compared, DryRun};
@@ -152,10 +152,7 @@ pub(crate) fn with_client(
     config: &Config,
     work: impl AsyncFnOnce(Client) -> Result<Exit>,
 ) -> Result<Exit> {
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_this_thread()?;
     runtime.block_on(async {
         let broker = Broker::connect(&config.broker, "trommel client")
             .await
@@ -177,14 +174,7 @@ fn request(args: &SubmitArgs, config: &Config) -> Result<JobRequest> {
         lane: args.lane,
         rows: rows.context(Usage)?,
         options: JobOptions {
-            format: Some(
-                match args.format {
-                    PartFormat::Parquet => "parquet",
-                    PartFormat::Jsonl => "jsonl",
-                    PartFormat::Csv => "csv",
-                }
-                .to_owned(),
-            ),
+            format: Some(Format::from(args.format).to_string()),
             max_failure_rate: args.max_failure_rate,
             max_runtime_seconds: args.max_runtime.map(|limit| limit.as_secs()),
             prices: args.prices.prices.clone(),

@@ -28,6 +28,7 @@ mod profile_report;
 mod progress_bar;
 mod report;
 mod results;
+mod runtime;
 mod serve;
 mod shutdown;
 mod standstill;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use trommel_source::{Source, SourceOptions, fetcher};
+use trommel_source::{Source, fetcher};
 use trommel_storage::uri::{file_url, remote_scheme, to_path};
-use trommel_types::{Content, ImageRef, Lane};
+use trommel_types::{Content, ImageRef, JobOptions, Lane};
 
 use crate::config::Config;
 use crate::results::Results;
@@ -29,11 +29,7 @@ impl Originals {
     /// # Errors
     /// When the results cannot be read, or `named` is no folder.
     pub(crate) fn of(results: &Results, named: Option<&Path>, config: &Config) -> Result<Self> {
-        let options = SourceOptions {
-            s3: config.s3.clone(),
-            http: config.http.clone(),
-            ..SourceOptions::default()
-        };
+        let options = config.source_options(&JobOptions::default());
         let root = match named {
             Some(root) if root.is_dir() => root.to_owned(),
             Some(root) => bail!("--root {}: there is no such folder", root.display()),

@@ -42,10 +42,7 @@ impl Results {
         if let Some(rows) = TableRows::parse(named, &config.postgres).context(Usage)? {
             let copy = folder_for_copy()?;
             let path = copy.path().join("rows.jsonl");
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .context("failed to start the async runtime")?;
+            let runtime = crate::runtime::on_this_thread()?;
             runtime
                 .block_on(rows.save(&path, embeddings))
                 .context(Usage)?;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::runtime::Builder;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Wanted;
@@ -32,10 +31,7 @@ pub(crate) fn run(
     onnxruntime: Option<&Path>,
     telemetry: &Telemetry,
 ) -> Result<Exit> {
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_all_cores()?;
     let readiness = Readiness::default();
     telemetry.health.has(readiness.clone());
     let stop = runtime.block_on(async {

@@ -10,7 +10,7 @@ use trommel_infer::{Engine, EngineStats, PromptStats};
 use trommel_sink::{FailureSummary, Output, Summary};
 use trommel_source::Source;
 use trommel_types::Forecast;
-use trommel_worker::{Percentiles, Progress, Task, TimeCounts};
+use trommel_worker::{EmbeddedJob, Percentiles, Progress, Task, TimeCounts};
 
 use crate::forecast::{Compared, Spending, money};
 
@@ -43,6 +43,29 @@ pub(crate) fn busiest(run: &Run) -> &'static str {
 }
 
 impl Run {
+    /// The run of a job that began at `started`.
+    pub(crate) fn of(
+        job: &EmbeddedJob,
+        progress: &Arc<Progress>,
+        started: Instant,
+        spending: Spending,
+    ) -> Self {
+        Self {
+            source: Arc::clone(&job.source),
+            engine: Arc::clone(&job.engine),
+            progress: Arc::clone(progress),
+            started,
+            job_id: job.record.job_id.clone(),
+            run: job.record.run.clone(),
+            adds: job.record.adds(),
+            preprocess_threads: job.config.preprocess.threads(),
+            reads: job.config.preprocess.in_flight(),
+            spending,
+            forecast: None,
+            cascade: None,
+        }
+    }
+
     /// What a user who was interrupted wants to know.
     pub(crate) fn committed_words(&self, destination: Option<&Output>) -> String {
         match destination {

@@ -3,7 +3,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use tokio::runtime::Builder;
 use tokio::time::timeout;
 use trommel_types::RowOptions;
 use trommel_worker::{HopKind, Role, Worker, WorkerOptions};
@@ -49,10 +48,7 @@ pub(crate) fn run(
     };
     let names: Vec<_> = options.roles.iter().map(|role| role.as_str()).collect();
     let names = names.join(", ");
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_all_cores()?;
     let ended = runtime.block_on(async {
         let stop = shutdown::on_signal()?;
         telemetry.health.watch();

@@ -2,7 +2,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use trommel_storage::{HttpConfig, PlaceRule, S3Config};
-use trommel_types::FrameRate;
+use trommel_types::{FrameRate, JobOptions};
 
 use crate::VideoConfig;
 
@@ -62,6 +62,24 @@ impl Default for SourceOptions {
             http: HttpConfig::default(),
             video: VideoConfig::default(),
             rule: PlaceRule::default(),
+        }
+    }
+}
+
+impl From<&JobOptions> for SourceOptions {
+    /// What a job's options say of its images.
+    fn from(options: &JobOptions) -> Self {
+        Self {
+            suffixes: options.suffixes.clone(),
+            min_size: options.min_size,
+            max_size: options.max_size,
+            sample: options.sample,
+            sample_seed: options.sample_seed,
+            uri_column: options.uri_column.clone(),
+            base: options.base.clone(),
+            image_column: options.image_column.clone(),
+            fps: options.fps,
+            ..Self::default()
         }
     }
 }

@@ -6,8 +6,9 @@ use trommel_infer::{Capacity, Engine};
 use trommel_preprocess::{Limits, Reference};
 use trommel_queue::BrokerConfig;
 use trommel_sink::PostgresConfig;
-use trommel_source::VideoConfig;
+use trommel_source::{SourceOptions, VideoConfig};
 use trommel_storage::{HttpConfig, S3Config};
+use trommel_types::JobOptions;
 
 use crate::{Allowed, ServeConfig};
 
@@ -282,6 +283,16 @@ impl WorkerConfig {
         let part = NonZeroUsize::new(usize::try_from(share / 2).unwrap_or(usize::MAX));
         self.sink.part_bytes =
             part.map_or(self.sink.part_bytes, |part| part.min(self.sink.part_bytes));
+    }
+
+    /// Which images of a source are taken, and how they are reached.
+    pub fn source_options(&self, options: &JobOptions) -> SourceOptions {
+        SourceOptions {
+            s3: self.s3.clone(),
+            http: self.http.clone(),
+            video: self.video.clone(),
+            ..SourceOptions::from(options)
+        }
     }
 
     /// Bytes that images, tensors or rows in flight may take, each of the three.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::builder::UnknownArgumentValueParser;
 use clap::{Args, ValueEnum};
+use trommel_sink::Format;
 use trommel_types::{EmbeddingType, FrameRate, LabelSet, Mode, Reference, RowOptions};
 
 #[derive(Debug, Args)]
@@ -257,6 +258,16 @@ pub(crate) enum PartFormat {
     Parquet,
     Jsonl,
     Csv,
+}
+
+impl From<PartFormat> for Format {
+    fn from(format: PartFormat) -> Self {
+        match format {
+            PartFormat::Parquet => Self::Parquet,
+            PartFormat::Jsonl => Self::Jsonl,
+            PartFormat::Csv => Self::Csv,
+        }
+    }
 }
 
 pub(super) fn score(text: &str) -> Result<f32, String> {

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use serde::Serialize;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Engine;
 use trommel_sink::{Format, ResultSink};
-use trommel_source::{FetchLimits, Source, SourceOptions, open_source};
-use trommel_types::{JobModel, JobRequest, JobSpec};
+use trommel_source::{FetchLimits, Source, open_source};
+use trommel_types::{JobModel, JobOptions, JobRequest, JobSpec};
 use trommel_worker::{
     EmbeddedJob, Images, Progress, TrialOutcome, TrialSink, engine_options, machine_name,
 };
@@ -61,17 +61,11 @@ pub(crate) struct ServerLoad {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
-    let options = SourceOptions {
+    let runtime = crate::runtime::on_threads(2)?;
+    let options = config.source_options(&JobOptions {
         sample: Some(args.images.get() as u64),
-        s3: config.s3.clone(),
-        http: config.http.clone(),
-        ..SourceOptions::default()
-    };
+        ..JobOptions::default()
+    });
     let source = open_source(&args.sources, &options).context(Usage)?;
     let found = match &args.against {
         Some(address) => Found::Server(server(&runtime, args, &config, source.as_ref(), address)?),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use trommel_infer::normalize;
-use trommel_types::{Classification, Outcome, Scores, TopLabel};
+use trommel_types::{Classification, TopLabel};
 
-use super::derived::{self, Rows};
+use super::derived;
 use super::embedding;
 use super::near::pairs;
 use crate::args::DedupArgs;
@@ -54,30 +54,15 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
         .filter(|((_, place), _)| *place == 0)
         .map(|((group, _), row)| (*group, Arc::from(row.image.uri.as_str())))
         .collect();
-    let rows = rows
-        .into_iter()
-        .enumerate()
-        .map(move |(number, ((group, _), mut row))| {
-            let (_, _, cosine) = wanted[&row.image.index];
-            row.image.index = number as u64;
-            row.outcome = Outcome::Ok(Scores {
-                top: vec![TopLabel {
-                    label: Arc::clone(&firsts[&group]),
-                    class: u32::try_from(group).unwrap_or(u32::MAX),
-                    score: cosine,
-                }],
-                logits: None,
-                embedding: None,
-            });
-            row
-        });
-    let rows: Vec<Classification> = rows.collect();
-    let written = derived::write(&args.derived, record, config, None, move |committed| {
-        let left = rows
-            .into_iter()
-            .filter(move |row| !committed.contains(row.image.index));
-        Ok(Box::new(left.map(Ok)) as Rows)
-    })?;
+    let rows = rows.into_iter().map(|((group, _), row)| {
+        let label = TopLabel {
+            label: Arc::clone(&firsts[&group]),
+            class: u32::try_from(group).unwrap_or(u32::MAX),
+            score: wanted[&row.image.index].2,
+        };
+        (row, label)
+    });
+    let written = derived::write_labelled(&args.derived, record, config, rows)?;
     let told = format!(
         "trommel: {duplicates} of {} images repeat another one, in {} groups\n",
         images.indices.len(),

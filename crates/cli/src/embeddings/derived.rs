@@ -7,12 +7,12 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 use roaring::RoaringTreemap;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use trommel_sink::{Format, JobRecord, JsonLines, Opened, Output, ResultSink, Reuse, Summary};
-use trommel_types::Classification;
+use trommel_types::{Classification, Outcome, Scores, TopLabel};
 
 use super::by_column::ByColumn;
-use crate::args::{DerivedArgs, PartFormat};
+use crate::args::DerivedArgs;
 use crate::config::Config;
 use crate::exit::Usage;
 use crate::results::Results;
@@ -47,21 +47,13 @@ pub(crate) fn write(
     let Some(named) = args.output.as_deref().filter(|output| *output != "-") else {
         return to_stream(&record, make(Arc::default())?);
     };
-    let format = match args.format {
-        PartFormat::Parquet => Format::Parquet,
-        PartFormat::Jsonl => Format::Jsonl,
-        PartFormat::Csv => Format::Csv,
-    };
-    let output = Output::parse(named, format, &config.s3, &config.postgres).context(Usage)?;
+    let output =
+        Output::parse(named, args.format.into(), &config.s3, &config.postgres).context(Usage)?;
     let reuse = match args.overwrite {
         true => Reuse::Overwrite,
         false => Reuse::Resume,
     };
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_threads(1)?;
     let opened = runtime.block_on(output.open_alone(record, reuse));
     let mut sink = match opened.context(Usage)? {
         Opened::Ready(sink) => sink,
@@ -73,6 +65,33 @@ pub(crate) fn write(
     }
     let summary = runtime.block_on(sink.finish())?;
     Ok(Written::of(&summary, false))
+}
+
+/// Writes these images as the rows 0, 1, … with their label, class and score.
+///
+/// # Errors
+/// As [`write()`].
+pub(crate) fn write_labelled(
+    args: &DerivedArgs,
+    record: JobRecord,
+    config: &Config,
+    images: impl IntoIterator<Item = (Classification, TopLabel)>,
+) -> Result<Written> {
+    let labelled = |(index, (mut row, label)): (u64, (Classification, TopLabel))| {
+        row.image.index = index;
+        row.outcome = Outcome::Ok(Scores {
+            top: vec![label],
+            logits: None,
+            embedding: None,
+        });
+        row
+    };
+    let rows: Vec<_> = (0..).zip(images).map(labelled).collect();
+    write(args, record, config, None, move |committed| {
+        let rows = rows.into_iter();
+        let left = rows.filter(move |row| !committed.contains(row.image.index));
+        Ok(Box::new(left.map(Ok)))
+    })
 }
 
 /// `make` runs on a thread of its own, one part ahead.
@@ -129,7 +148,7 @@ fn to_stream(record: &JobRecord, mut rows: Rows) -> Result<Written> {
     };
     while let Some(row) = rows.next().transpose()? {
         written.rows += 1;
-        written.failed += u64::from(matches!(row.outcome, trommel_types::Outcome::Failed(_)));
+        written.failed += u64::from(matches!(row.outcome, Outcome::Failed(_)));
         JsonLines::write_rows(&mut out, record, &[Arc::new(row)])?;
     }
     out.flush()?;

@@ -4,12 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use tokio::runtime::Builder;
 use trommel_infer::{Engine, EngineOptions, LiveOptions, Runtime, Texts, Wanted, normalize};
 use trommel_preprocess::{Limits, Plan, Preparer};
-use trommel_types::{Classification, Lane, Outcome, Reference, RowOptions, Scores, TopLabel};
+use trommel_types::{Classification, Lane, Reference, RowOptions, TopLabel};
 
-use super::derived::{self, Rows, check_model};
+use super::derived::{self, check_model};
 use super::embedding;
 use super::near::dot;
 use crate::args::FindArgs;
@@ -61,30 +60,15 @@ pub(crate) fn run(args: &FindArgs, config: &Config, onnxruntime: Option<&Path>) 
     let record = derived::record(&results, &stored, &first, options);
     drop(stored);
     let label: Arc<str> = args.query.as_str().into();
-    let rows = best
-        .sorted()
-        .into_iter()
-        .zip(0..)
-        .map(|((score, mut row), rank)| {
-            row.image.index = rank;
-            row.outcome = Outcome::Ok(Scores {
-                top: vec![TopLabel {
-                    label: Arc::clone(&label),
-                    class: 0,
-                    score,
-                }],
-                logits: None,
-                embedding: None,
-            });
-            row
-        });
-    let rows: Vec<Classification> = rows.collect();
-    let written = derived::write(&args.derived, record, config, None, move |committed| {
-        let left = rows
-            .into_iter()
-            .filter(move |row| !committed.contains(row.image.index));
-        Ok(Box::new(left.map(Ok)) as Rows)
-    })?;
+    let rows = best.sorted().into_iter().map(|(score, row)| {
+        let label = TopLabel {
+            label: Arc::clone(&label),
+            class: 0,
+            score,
+        };
+        (row, label)
+    });
+    let written = derived::write_labelled(&args.derived, record, config, rows)?;
     written.tell("found", &args.derived)?;
     Ok(Exit::Success)
 }
@@ -120,10 +104,7 @@ fn of_image(
     let prepared = preparer.prepare(&bytes);
     let prepared = prepared.map_err(|error| anyhow::anyhow!("{} {error}", path.display()))?;
     let wanted = Arc::new(Wanted::from(&rows));
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_this_thread()?;
     let scores = runtime.block_on(engine.classify(prepared.pixels, Lane::Normal, &wanted))?;
     match scores.embedding {
         Some(embedding) => Ok(embedding),

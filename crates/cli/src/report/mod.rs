@@ -43,10 +43,7 @@ pub(crate) fn run(args: &ReportArgs, config: &Config) -> Result<Exit> {
         bail!("{results} holds no rows, so there is nothing to report");
     }
     let page = Page::of(&gathered, args.classes.into(), &originals);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_all_cores()?;
     let pictures = runtime.block_on(pictures::make(page.uris(), &originals));
     let html = page.render(&results.to_string(), &pictures, summary.as_ref())?;
     write_whole(&args.output, html.as_bytes())?;

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
-use tokio::runtime::Builder;
 use trommel_types::problem_of_prices;
 use trommel_worker::{Tuned, TunedProfile, engine_options, machine_name};
 
@@ -77,11 +76,7 @@ pub(crate) fn run(args: &TuneArgs, config: Config, onnxruntime: Option<&Path>) -
     if let Some(problem) = problem_of_prices(&args.prices.prices) {
         return Err(anyhow::anyhow!("--price: {problem}").context(Usage));
     }
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("failed to start the async runtime")?;
+    let runtime = crate::runtime::on_threads(2)?;
     let dir = args.model.folder(None, true).context(Usage)?;
     let rows = args
         .rows

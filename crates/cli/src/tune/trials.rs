@@ -10,8 +10,8 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 use trommel_infer::{Engine, EngineOptions, InferError, InferErrorKind};
-use trommel_source::{SourceOptions, open_source};
-use trommel_types::{Price, RowOptions, cost};
+use trommel_source::open_source;
+use trommel_types::{JobOptions, Price, RowOptions, cost};
 use trommel_worker::{Answers, LiveModel, LiveRequest, NotAnswered, Tuned, engine_options};
 
 use super::search::Measure;
@@ -109,12 +109,10 @@ impl Trials<'_> {
         let mut config = self.config.clone();
         settings.set(&mut config);
         let images = (share * self.images as f64).ceil().max(LEAST_IMAGES) as u64;
-        let options = SourceOptions {
+        let options = config.source_options(&JobOptions {
             sample: Some(images),
-            s3: config.s3.clone(),
-            http: config.http.clone(),
-            ..SourceOptions::default()
-        };
+            ..JobOptions::default()
+        });
         let source = open_source(&self.sources, &options)?;
         let rows = self.rows.clone();
         let opened = self.open(&config)?;
@@ -239,12 +237,10 @@ pub(super) fn encoded(
     sources: &[String],
     images: u64,
 ) -> Result<Arc<[Bytes]>> {
-    let options = SourceOptions {
+    let options = config.source_options(&JobOptions {
         sample: Some(images),
-        s3: config.s3.clone(),
-        http: config.http.clone(),
-        ..SourceOptions::default()
-    };
+        ..JobOptions::default()
+    });
     let source = open_source(sources, &options)?;
     let limits = crate::bench::fetch_limits(config);
     let reads = config.preprocess.in_flight();

@@ -20,9 +20,9 @@ use crate::distributed::job_lease::{JobLease, JobLeases, Part};
 use crate::distributed::job_store::{JobStore, OutputHolder, Submitted};
 use crate::distributed::live_jobs::LiveJobs;
 use crate::distributed::names::{Subjects, feed_consumer, kept_id};
-use crate::distributed::record::{Job, JobState, Reason, ReasonKind};
+use crate::distributed::record::{Job, JobState, Listing, Reason, ReasonKind};
 use crate::distributed::repository::Repository;
-use crate::distributed::request::{output_of, source_options};
+use crate::distributed::request::output_of;
 use crate::distributed::room::Room;
 use crate::distributed::sink_jobs::OpenJob;
 use crate::distributed::{added, ends, feed, queues, retry};
@@ -284,7 +284,7 @@ fn open(
         sources => {
             let options = SourceOptions {
                 rule: Arc::clone(&ctx.allowed).rule(),
-                ..source_options(request, &ctx.config)
+                ..ctx.config.source_options(&request.options)
             };
             Some(Images::Source(open_source(sources, &options)?))
         }
@@ -429,49 +429,33 @@ async fn list(
         known = noted.await?.listing;
     }
     queues::ensure_consumers(&ctx.broker, &ctx.subjects, &ctx.config, job.models()).await?;
-    let stop = shutdown.child_token();
     let progress = Arc::new(Progress::default());
-    let is_feed = matches!(images, Images::Feed(_));
-    let retry = request.options.retry.as_ref();
-    let stored = match retry {
-        None if job.adds() => known.passed.unwrap_or_default(),
-        None => known.listed,
-        Some(_) => 0, // its rows say what is done
+    let start = start_of(job, &known, &images);
+    let feed = match &images {
+        Images::Feed(feed) => Some(feed.as_ref().clone()),
+        Images::Source(_) => None,
     };
     let listing = Arc::new(ingest::Context {
         job: id.into(),
         lane: job.lane(),
         output: Arc::clone(&ctx.tasks),
         window: ctx.config.ingest.publish_window.get(),
-        start: ingest::Start {
-            first: if is_feed { known.listed } else { 0 },
-            stored,
-            announced: if is_feed || retry.is_some() {
-                Announced::default()
-            } else {
-                known.announced
-            },
-            generation: match known.generation {
-                0 => String::new(),
-                generation => format!("-{generation}"),
-            },
-        },
-        place: ingest::Place::at(stored),
+        place: ingest::Place::at(start.stored),
+        start,
         checkpoint: Arc::new(Noted {
             lease: lease.clone(),
             room: ctx.room(job),
             has_waited: AtomicBool::new(false),
         }),
-        mark: if is_feed { feed::mark } else { ingest::no_mark },
+        mark: match feed {
+            Some(_) => feed::mark,
+            None => ingest::no_mark,
+        },
         fails: Some((ctx.settler.clone(), models_of(job))),
         progress: Arc::clone(&progress),
     });
-    let feed = match &images {
-        Images::Feed(feed) => Some(feed.as_ref().clone()),
-        _ => None,
-    };
     let mut images = listed(request, &images, &ctx.config, known.mark);
-    let choice = match retry {
+    let choice = match &request.options.retry {
         None if job.adds() => ingest::Choice::Extend(added::existing(ctx, job).await?),
         None => ingest::Choice::Resume(Box::new(committed(ctx, job, known.generation).await?)),
         Some(retry) => {
@@ -482,18 +466,69 @@ async fn list(
             ingest::Choice::Retry(Box::new(again))
         }
     };
+    let stop = shutdown.child_token();
     let running = ingest::run(Arc::clone(&listing), images, choice, stop.clone());
-    let mut running = AbortOnDropHandle::new(tokio::spawn(running));
-    let ended = loop {
+    let running = AbortOnDropHandle::new(tokio::spawn(running));
+    let ended = note_places(ctx, job, lease, &listing, running, &stop).await?;
+    if let (Some(feed), false) = (feed, shutdown.is_cancelled()) {
+        feed.remove().await?;
+    }
+    ended?;
+    Ok(
+        match progress.total().is_none() && shutdown.is_cancelled() {
+            true => Listed::Stopped,
+            false => Listed::Ended,
+        },
+    )
+}
+
+/// Where the listing of a job resumes.
+fn start_of(job: &Job, known: &Listing, images: &Images) -> ingest::Start {
+    let (is_feed, is_retry) = (
+        matches!(images, Images::Feed(_)),
+        job.spec.request.options.retry.is_some(),
+    );
+    ingest::Start {
+        first: if is_feed { known.listed } else { 0 },
+        stored: match is_retry {
+            true => 0, // its rows say what is done
+            false if job.adds() => known.passed.unwrap_or_default(),
+            false => known.listed,
+        },
+        announced: match is_feed || is_retry {
+            true => Announced::default(),
+            false => known.announced,
+        },
+        generation: match known.generation {
+            0 => String::new(),
+            generation => format!("-{generation}"),
+        },
+    }
+}
+
+/// Notes the place of a listing until it ends, and stops it when the job is over. Returns how it ended.
+///
+/// # Errors
+/// When the place cannot be noted.
+async fn note_places(
+    ctx: &Context,
+    job: &Job,
+    lease: &JobLease,
+    listing: &ingest::Context,
+    mut running: AbortOnDropHandle<Result<(), WorkerError>>,
+    stop: &CancellationToken,
+) -> Result<Result<(), WorkerError>, WorkerError> {
+    let is_retry = job.spec.request.options.retry.is_some();
+    loop {
         let joined = tokio::time::timeout(NOTE_EVERY, &mut running).await;
         let (passed, mark) = listing.place.get();
         // Not all that was looked at is one of the job's.
-        let listed = match retry.is_some() || job.adds() {
+        let listed = match is_retry || job.adds() {
             false => passed,
-            true => progress.listed(),
+            true => listing.progress.listed(),
         };
         let passed = job.adds().then_some(passed);
-        let ended = progress.total().is_some();
+        let ended = listing.progress.total().is_some();
         let noted = lease.change(|progress| {
             if listed > progress.listing.listed || passed > progress.listing.passed {
                 progress.listing.starts = 0;
@@ -507,7 +542,7 @@ async fn list(
             Ok(_) => {}
             // What is published twice is dropped by its id, and by the sink.
             Err(WorkerError::Queue(error)) => {
-                tracing::warn!(job = id, %error, "the listing's place is not noted");
+                tracing::warn!(job = job.id(), %error, "the listing's place is not noted");
                 if joined.is_ok() {
                     return Err(error.into());
                 }
@@ -515,22 +550,12 @@ async fn list(
             Err(error) => return Err(error),
         }
         if let Ok(joined) = joined {
-            break joined.unwrap_or(Err(WorkerError::Panicked { what: "a listing" }));
+            return Ok(joined.unwrap_or(Err(WorkerError::Panicked { what: "a listing" })));
         }
-        if ctx.live.is_over(id) {
+        if ctx.live.is_over(job.id()) {
             stop.cancel(); // nobody waits for the rest
         }
-    };
-    if let (Some(feed), false) = (feed, shutdown.is_cancelled()) {
-        feed.remove().await?;
     }
-    ended?;
-    Ok(
-        match progress.total().is_none() && shutdown.is_cancelled() {
-            true => Listed::Stopped,
-            false => Listed::Ended,
-        },
-    )
 }
 
 /// What of a job need not be listed again: nothing the first time, and later the rows of its model. Of a

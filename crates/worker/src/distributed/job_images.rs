@@ -13,7 +13,6 @@ use trommel_types::{Column, JobRequest};
 
 use crate::distributed::feed;
 use crate::distributed::record::Counted;
-use crate::distributed::request::source_options;
 use crate::{WorkerConfig, WorkerError};
 
 /// Images that a dry run classifies.
@@ -72,7 +71,7 @@ pub(crate) fn listed(
     let source = match images {
         Images::Source(source) => source,
         Images::Feed(feed) => {
-            let options = source_options(request, config);
+            let options = config.source_options(&request.options);
             return feed::images(feed.as_ref().clone(), mark.as_deref(), options);
         }
     };

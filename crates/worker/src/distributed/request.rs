@@ -3,31 +3,10 @@
 use std::collections::BTreeMap;
 
 use trommel_sink::{Format, JobRecord, Output, Retry};
-use trommel_source::SourceOptions;
 use trommel_types::{Column, JobModel, JobRequest, JobSpec, Mode, RowOptions};
 
 use crate::distributed::record::Job;
 use crate::{WorkerConfig, WorkerError};
-
-/// Which images the request chooses.
-pub(crate) fn source_options(request: &JobRequest, config: &WorkerConfig) -> SourceOptions {
-    let options = &request.options;
-    SourceOptions {
-        suffixes: options.suffixes.clone(),
-        min_size: options.min_size,
-        max_size: options.max_size,
-        sample: options.sample,
-        sample_seed: options.sample_seed,
-        uri_column: options.uri_column.clone(),
-        base: options.base.clone(),
-        image_column: options.image_column.clone(),
-        fps: options.fps,
-        s3: config.s3.clone(),
-        http: config.http.clone(),
-        video: config.video.clone(),
-        ..SourceOptions::default()
-    }
-}
 
 /// Where the rows of one of the job's models go: the output itself for a job of one model or a
 /// table, else a folder of the model's name in it.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use trommel_infer::{Capacity, Runtime, Wanted};
 use trommel_queue::Broker;
 use trommel_source::{SourceOptions, fetcher};
-use trommel_types::{Role, RowOptions};
+use trommel_types::{JobOptions, Role, RowOptions};
 
 use crate::distributed::infer_models::{self, ModelEngines};
 use crate::distributed::job_lease::JobLeases;
@@ -507,11 +507,8 @@ impl Worker {
         }
         let tasks = queues::tasks(&self.broker, &self.subjects, &self.config, Ends::Both).await?;
         let source = SourceOptions {
-            s3: self.config.s3.clone(),
-            http: self.config.http.clone(),
-            video: self.config.video.clone(),
             rule: self.allowed()?.rule(),
-            ..SourceOptions::default()
+            ..self.config.source_options(&JobOptions::default())
         };
         Ok(preprocess::Context {
             intake: Intake::new(Role::Preprocess, tasks, in_flight),
