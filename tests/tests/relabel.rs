@@ -250,8 +250,8 @@ fn rows_by_column_are_those_by_row_for_files_of_other_programs() {
     let labels = ["--labels", &*labels];
     let version = version(&folder, "clip_both");
     let results = folder.path("foreign.parquet");
-    // In no order, one index twice, and one whose scores are no numbers.
-    let mut all: Vec<Foreign> = (0..120).rev().chain([50, 120]).map(foreign).collect();
+    // In no order, and one whose scores are no numbers.
+    let mut all: Vec<Foreign> = (0..120).rev().chain([120]).map(foreign).collect();
     all[7].2 = Some(vec![f32::NAN; 3]);
     for written in [Written::Plain, Written::Dictionary, Written::Lists] {
         write(&results, &all, &version, written);
@@ -301,6 +301,71 @@ fn what_does_not_fit_is_refused_in_the_same_words() {
         assert!(said[0].contains(words), "{words}: {}", said[0]);
         assert_eq!(said[0], said[1]);
     }
+}
+
+#[test]
+fn indices_that_are_missing_or_there_twice_are_refused_at_the_start() {
+    let folder = Folder::new();
+    let labels = labels_file(&folder);
+    let labels = ["--labels", &*labels];
+    let version = version(&folder, "clip_both");
+    let results = folder.path("results");
+    fs::create_dir(&results).unwrap();
+    let part = |number: usize| results.join(format!("part-{number:08}-0a1b2c3d.parquet"));
+    let write_parts = |first: &[i64], second: &[i64]| {
+        for (number, indices) in [first, second].into_iter().enumerate() {
+            let rows: Vec<Foreign> = indices.iter().map(|index| foreign(*index)).collect();
+            write(&part(number), &rows, &version, Written::Plain);
+        }
+    };
+    let run = |output: &str| relabel(&results, &folder.path(output), "clip_both", &labels).run();
+    for (first, second, words) in [
+        (&[0, 1, 2, 4][..], &[5, 7][..], "has no row of index 3"),
+        (&[2, 1], &[4, 3], "has no row of index 0"),
+        (
+            &[0, 1, 2],
+            &[3, 1, 4],
+            "part-00000001-0a1b2c3d.parquet: two rows have the index 1",
+        ),
+        (
+            &[0, 2, 2, 1],
+            &[3],
+            "part-00000000-0a1b2c3d.parquet: two rows have the index 2",
+        ),
+    ] {
+        write_parts(first, second);
+        for output in ["new/", "new.jsonl"] {
+            let refused = run(output);
+            assert_code(&refused, 2);
+            let said = stderr(&refused);
+            assert!(said.contains(words), "{words}: {said}");
+            assert!(
+                said.contains(results.to_str().unwrap()) && !said.contains("same command"),
+                "{said}"
+            );
+        }
+        assert!(!folder.path("new").exists() && !folder.path("new.jsonl").exists());
+    }
+
+    // Standard output takes rows with gaps, as the message says, and none that are there twice.
+    let to_stream = || {
+        let stream = Trommel::new(["relabel"]).arg(&results).arg("--model");
+        stream.arg(model("clip_both")).args(labels).run()
+    };
+    assert_code(&to_stream(), 2);
+    write_parts(&[0, 1, 2, 4], &[9]);
+    let found = to_stream();
+    assert_code(&found, 0);
+    let lines = String::from_utf8(found.stdout).unwrap();
+    assert_eq!(lines.lines().count(), 5, "{lines}");
+
+    // Text is read by the same rule.
+    let text = folder.path("rows.jsonl");
+    fs::write(&text, &lines).unwrap();
+    let refused = relabel(&text, &folder.path("new.csv"), "clip_both", &labels).run();
+    assert_code(&refused, 2);
+    let said = stderr(&refused);
+    assert!(said.contains("rows.jsonl has no row of index 3"), "{said}");
 }
 
 /// The names of the parts in a folder.

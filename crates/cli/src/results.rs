@@ -3,10 +3,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 use trommel_sink::{
-    JobRecord, ResultRow, StoredColumns, StoredRows, TableRows, read_rows, read_stored,
+    JobRecord, Misnumbered, ResultRow, StoredColumns, StoredRows, TableRows, misnumbered,
+    read_rows, read_stored,
 };
 use trommel_storage::{Mirror, StorageError};
 
@@ -98,6 +99,28 @@ impl Results {
     /// As [`Results::rows`].
     pub(crate) fn columns(&self, job: &JobRecord) -> Result<Option<StoredColumns>> {
         StoredColumns::open(&self.path, job).context(Usage)
+    }
+
+    /// Refuses rows two of which have the same index and, where new rows are to be as `dense` as those of an
+    /// output, rows between which one is missing.
+    ///
+    /// # Errors
+    /// Of usage, with the name of the file.
+    pub(crate) fn check_numbers(&self, dense: bool) -> Result<()> {
+        let problem = match misnumbered(&self.path).context(Usage)? {
+            Some(Misnumbered::Twice { index, file }) => {
+                let file = file.file_name().filter(|_| self.path.is_dir());
+                let file = file.map_or_else(String::new, |file| format!("{}: ", file.display()));
+                format!(
+                    "{self}: {file}two rows have the index {index}, and new rows are told apart by it: remove one of them, or give it an index of its own"
+                )
+            }
+            Some(Misnumbered::Missing { index }) if dense => format!(
+                "{self} has no row of index {index}, and the rows of an output are numbered from 0 without gaps: finish the job that writes these results, number the rows of a file of your own again, or write to standard output with --output -"
+            ),
+            _ => return Ok(()),
+        };
+        Err(anyhow!(problem).context(Usage))
     }
 
     /// Where they are on this machine to begin with; `None` for a copy.

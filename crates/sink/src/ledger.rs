@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use roaring::RoaringTreemap;
 use trommel_storage::{StorageError, StorageErrorKind};
 
+use crate::numbering::first_missing;
 use crate::part::PartRecord;
 use crate::row::Row;
 use crate::{Committed, FailureSummary, JobRecord, PartSummary, Runs, Summary};
@@ -146,17 +147,13 @@ impl Ledger {
                 )),
             };
         }
-        if self.may_have_gaps
-            || committed
-                .max()
-                .is_none_or(|last| committed.len().checked_sub(1) == Some(last))
-        {
+        let missing = match self.may_have_gaps {
+            true => None,
+            false => first_missing(committed),
+        };
+        let Some(missing) = missing else {
             return Ok(());
-        }
-        let missing = (0..)
-            .zip(committed)
-            .find(|(expected, index)| index != expected);
-        let missing = missing.map_or(0, |(expected, _)| expected);
+        };
         let message = format!(
             "{place} lacks the row of index {missing}, so the job is not finished; run the same command again"
         );

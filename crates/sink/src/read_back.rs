@@ -179,9 +179,12 @@ fn is_finished(folder: &Path, job: Option<&Job>) -> Result<bool, StorageError> {
 
 /// Indices of the rows of a part.
 pub(crate) fn indices(path: &Path, format: Format) -> Result<RoaringTreemap, StorageError> {
-    let rows = fields(path, format, Wanted::Identity)?;
-    let rows = rows.map(|fields| row(fields?).ok_or_else(|| no_result(path, NO_ROW)));
-    rows.map(|row| Ok(row?.index)).collect()
+    let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
+    let indices = format.encoding().indices(Input::File(file));
+    indices
+        .map_err(|reason| no_result(path, reason))?
+        .map(|index| index.map_err(|reason| no_result(path, reason)))
+        .collect()
 }
 
 /// The parts that count, in the order of their numbers.

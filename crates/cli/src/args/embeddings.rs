@@ -26,6 +26,13 @@ pub(crate) struct DerivedArgs {
     pub(crate) overwrite: bool,
 }
 
+impl DerivedArgs {
+    /// The output, unless it is standard output.
+    pub(crate) fn place(&self) -> Option<&str> {
+        self.output.as_deref().filter(|output| *output != "-")
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("classes").required(true).multiple(true).args(["labels", "head"]))]
 pub(crate) struct RelabelArgs {

@@ -44,7 +44,7 @@ pub(crate) fn write(
     by_column: Option<ByColumn>,
     make: impl FnOnce(Arc<RoaringTreemap>) -> Result<Rows> + Send,
 ) -> Result<Written> {
-    let Some(named) = args.output.as_deref().filter(|output| *output != "-") else {
+    let Some(named) = args.place() else {
         return to_stream(&record, make(Arc::default())?);
     };
     let output =
@@ -103,21 +103,19 @@ fn commit_rows(
     let committed = Arc::new(sink.committed().clone());
     let (parts, taken) = sync_channel::<Vec<Arc<Classification>>>(1);
     thread::scope(|scope| {
-        let made = scope.spawn(move || -> Result<bool> {
-            let (mut part, mut is_dense, mut next) = (Vec::with_capacity(PART), true, 0);
+        let made = scope.spawn(move || -> Result<()> {
+            let mut part = Vec::with_capacity(PART);
             let mut rows = make(committed)?;
             while let Some(row) = rows.next().transpose()? {
-                is_dense &= row.image.index <= next;
-                next = next.max(row.image.index + 1);
                 part.push(Arc::new(row));
                 if part.len() == PART && parts.send(std::mem::take(&mut part)).is_err() {
-                    return Ok(is_dense); // the other side says why
+                    return Ok(()); // the other side says why
                 }
             }
             if !part.is_empty() {
                 drop(parts.send(part));
             }
-            Ok(is_dense)
+            Ok(())
         });
         let mut written = Ok(());
         for part in taken {
@@ -130,11 +128,7 @@ fn commit_rows(
             .join()
             .unwrap_or_else(|_| bail!("the rows could not be made"));
         written?;
-        if !made? {
-            // Of results to which images were added some indices are missing for good.
-            runtime.block_on(sink.existing())?;
-        }
-        Ok(())
+        made
     })
 }
 

@@ -40,6 +40,7 @@ pub(crate) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path
     let Some(first) = stored.next().transpose().context(Usage)? else {
         return Err(anyhow::anyhow!("{results} holds no rows").context(Usage));
     };
+    results.check_numbers(args.derived.place().is_some())?;
     let classes = classes(args, onnxruntime).context(Usage)?;
     if let Some((name, version)) = &classes.model {
         check_model(&first, name, version).context(Usage)?;

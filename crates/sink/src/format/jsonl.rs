@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::{Encoding, FieldRows, Input, MergeError, MergePart, Tail, Wanted};
+use super::{Encoding, FieldRows, Indices, Input, MergeError, MergePart, Tail, Wanted};
 use crate::JobRecord;
 use crate::owner::Owner;
 use crate::part::PartRecord;
@@ -46,6 +46,19 @@ impl Encoding for JsonLines {
         Ok(Box::new(lines.map(|line| {
             let line = line.map_err(|error| error.to_string())?;
             serde_json::from_str(&line).map_err(|error| error.to_string())
+        })))
+    }
+
+    fn indices(&self, input: Input) -> Result<Indices, String> {
+        #[derive(Deserialize)]
+        struct Index {
+            index: u64,
+        }
+        let lines = BufReader::new(input.reader()).lines();
+        Ok(Box::new(lines.map(|line| {
+            let line = line.map_err(|error| error.to_string())?;
+            let row: Index = serde_json::from_str(&line).map_err(|error| error.to_string())?;
+            Ok(row.index)
         })))
     }
 

@@ -23,6 +23,7 @@ use crate::JobRecord;
 use crate::format_name::Format;
 use crate::owner::Owner;
 use crate::part::PartRecord;
+use crate::read_back::NO_ROW;
 use crate::row::{EMBEDDING, Row, is_vector};
 use crate::stored::vector;
 
@@ -92,6 +93,15 @@ pub(crate) trait Encoding: Sync {
         })))
     }
 
+    /// Reads the indices of the rows of a part or a result, and nothing else of them where the format allows.
+    fn indices(&self, input: Input) -> Result<Indices, String> {
+        let rows = self.rows(input, Wanted::Identity)?;
+        Ok(Box::new(rows.map(|fields| {
+            let index = fields?.get("index").and_then(Value::as_u64);
+            index.ok_or_else(|| NO_ROW.to_owned())
+        })))
+    }
+
     /// The job that a single file says it is of, if it does.
     fn job(&self, _: File) -> Option<JobRecord> {
         None
@@ -121,6 +131,9 @@ pub(crate) type FieldRows = Box<dyn Iterator<Item = Result<Map<String, Value>, S
 /// The same, with embeddings beside them.
 pub(crate) type EmbeddedRows =
     Box<dyn Iterator<Item = Result<(Map<String, Value>, Option<Vec<f32>>), String>> + Send>;
+
+/// Indices of rows, in the order of the file.
+pub(crate) type Indices = Box<dyn Iterator<Item = Result<u64, String>> + Send>;
 
 /// What the end of a part holds.
 pub(crate) enum Tail {

@@ -39,10 +39,12 @@ use self::columns::{
 };
 pub use self::parts::{EncodedPart, EncodedParts};
 pub use self::planned::{RowGroups, StoredColumns};
-use self::read::{Floats, embedded_rows, floats, projected, rows};
+use self::read::{Floats, embedded_rows, floats, indices, projected, rows};
 pub use self::relabel::{RelabelError, RelabelledGroup, RowGroup};
 
-use super::{EmbeddedRows, Encoding, FieldRows, Input, MergeError, MergePart, Tail, Wanted};
+use super::{
+    EmbeddedRows, Encoding, FieldRows, Indices, Input, MergeError, MergePart, Tail, Wanted,
+};
 use crate::JobRecord;
 use crate::owner::Owner;
 use crate::part::PartRecord;
@@ -132,6 +134,14 @@ impl Encoding for Parquet {
         match input {
             Input::File(file) => embedded_rows(file, wanted),
             Input::Bytes(bytes) => embedded_rows(bytes, wanted),
+        }
+        .map_err(|error| error.to_string())
+    }
+
+    fn indices(&self, input: Input) -> Result<Indices, String> {
+        match input {
+            Input::File(file) => indices(file),
+            Input::Bytes(bytes) => indices(bytes),
         }
         .map_err(|error| error.to_string())
     }

@@ -13,7 +13,8 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::ChunkReader;
 use serde_json::{Map, Value};
 
-use crate::format::{EmbeddedRows, FieldRows, Wanted};
+use crate::format::{EmbeddedRows, FieldRows, Indices, Wanted};
+use crate::read_back::NO_ROW;
 use crate::row::EMBEDDING;
 
 pub(super) fn projected<T: ChunkReader + 'static>(
@@ -42,6 +43,23 @@ pub(super) fn rows(
                 Box::new((0..count).map(move |number| Ok(fields(&batch, number))))
             }
         }
+    })))
+}
+
+/// The column of indices alone.
+pub(super) fn indices(input: impl ChunkReader + 'static) -> Result<Indices, ParquetError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(input)?;
+    let reader = projected(builder, |name| name == "index")?;
+    Ok(Box::new(reader.flat_map(|batch| -> Indices {
+        let batch = match batch {
+            Err(error) => return Box::new(std::iter::once(Err(error.to_string()))),
+            Ok(batch) => batch,
+        };
+        Box::new((0..batch.num_rows()).map(move |row| {
+            let column = batch.columns().first();
+            let index = column.and_then(|column| cell(column.as_ref(), row).as_u64());
+            index.ok_or_else(|| NO_ROW.to_owned())
+        }))
     })))
 }
 
