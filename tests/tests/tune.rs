@@ -147,3 +147,53 @@ fn a_profile_is_taken_up_and_a_flag_wins() {
     let without = ["--no-profile", "--instances", "2", "--max-batch", "1"];
     assert_eq!(classify("without.jsonl", &without), (1, 2, false));
 }
+
+#[test]
+fn a_profile_with_absurd_settings_is_named_and_not_taken() {
+    let folder = Folder::with_digits(4);
+    write_profile(&folder);
+    let tuned = folder.path("cache/trommel/tuned");
+    let file = tuned.read_dir().unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&file).unwrap();
+    let absurd = text.replace("\"instances\": 3", "\"instances\": 3000000");
+    assert_ne!(absurd, text);
+    std::fs::write(&file, absurd).unwrap();
+    let run = Trommel::classify(&folder.images(), &folder.path("rows.jsonl"))
+        .args(["--json", "--log", "info"])
+        .env("XDG_CACHE_HOME", folder.path("cache").to_str().unwrap())
+        .run();
+    assert_code(&run, 0);
+    let said = stderr(&run);
+    let name = file.file_name().unwrap().to_str().unwrap();
+    for words in [name, "settings.instances is 3000000", "from 1 to 1024"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains(TAKEN), "{said}");
+}
+
+#[test]
+fn what_cannot_be_tuned_with_is_named() {
+    let run = Trommel::new(["tune", "-", "--model"])
+        .arg(digits_model())
+        .run();
+    assert_code(&run, 2);
+    assert!(stderr(&run).contains("standard input"), "{}", stderr(&run));
+
+    let folder = Folder::new();
+    let broken = folder.path("broken");
+    std::fs::create_dir(&broken).unwrap();
+    let tune_broken = || {
+        let run = Trommel::new(["tune", "--images", "32", "--model"]);
+        let run = run.arg(digits_model()).arg(&broken);
+        run.env("XDG_CACHE_HOME", folder.path("cache").to_str().unwrap())
+            .run()
+    };
+    std::fs::write(broken.join("no-image.png"), "no image").unwrap();
+    let run = tune_broken();
+    assert_code(&run, 1);
+    let said = stderr(&run);
+    for words in ["none of the 1 images", "no-image.png"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains("too few"), "{said}");
+}

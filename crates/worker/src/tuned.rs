@@ -7,9 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::calibration::{allowed, machine_of, write_whole};
 use crate::{InferConfig, WorkerConfig};
+
+/// The largest values that a profile may have. What is found lies far below; what is above was written by hand
+/// and would take the machine's memory or threads.
+const LARGEST: [(&str, u64); 5] = [
+    ("max-batch", 4096),
+    ("instances", 1024),
+    ("intra-threads", 1024),
+    ("preprocess-threads", 1024),
+    ("max-in-flight", 65_536),
+];
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Settings that decide how fast a model is on a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -102,9 +114,30 @@ impl TunedProfile {
     /// Writes it as a whole or not at all.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// When the folder cannot be written, or a setting is beyond what [`TunedProfile::recall`] takes.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        write_whole(path, &serde_json::to_vec_pretty(self)?)
+        let profile = serde_json::to_value(self)?;
+        match &*problems(&profile) {
+            [] => write_whole(path, &serde_json::to_vec_pretty(&profile)?),
+            problems => Err(io::Error::other(problems.join("; "))),
+        }
+    }
+
+    /// Reads the profile of a model of this version.
+    fn read(text: &[u8], model_version: &str) -> Result<Self, String> {
+        let profile: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let problems = problems(&profile);
+        if !problems.is_empty() {
+            return Err(problems.join("; "));
+        }
+        let profile: Self = serde_json::from_value(profile).map_err(|error| error.to_string())?;
+        match profile.model_version == model_version {
+            true => Ok(profile),
+            false => Err(format!(
+                "model-version is {:?}, and the model has {model_version:?}",
+                profile.model_version
+            )),
+        }
     }
 
     /// Whether there is a profile of any model for this kind of machine. Cheap: no model is read.
@@ -120,7 +153,7 @@ impl TunedProfile {
     pub fn recall(config: &InferConfig, model_version: &str) -> Option<Self> {
         let path = Self::path(config, model_version).filter(|_| config.profiles)?;
         let text = fs::read(&path).ok()?;
-        match serde_json::from_slice::<Self>(&text) {
+        match Self::read(&text, model_version) {
             Ok(profile) => {
                 tracing::info!(
                     model = %profile.model,
@@ -133,7 +166,7 @@ impl TunedProfile {
             }
             Err(error) => {
                 tracing::warn!(
-                    "{}: {error}; going on without it: remove it, or run trommel tune again",
+                    "{}: {error}; going on without it: remove or correct it, or run trommel tune again",
                     path.display()
                 );
                 None
@@ -151,6 +184,28 @@ impl InferConfig {
         }
         filled
     }
+}
+
+/// The settings that are beyond their range, each with its key, its value and the range. Keys that are missing or
+/// unknown are left to the decoder, which names them.
+fn problems(profile: &Value) -> Vec<String> {
+    let setting = |key: &str| profile.get("settings")?.get(key);
+    let numbers = LARGEST.iter().filter_map(|(key, largest)| {
+        let value = setting(key)?;
+        let fits = value
+            .as_u64()
+            .is_some_and(|value| (1..=*largest).contains(&value));
+        (!fits).then(|| format!("settings.{key} is {value}; give a number from 1 to {largest}"))
+    });
+    let wait = setting("max-wait").and_then(|value| {
+        let wait = value.as_str().map(humantime::parse_duration);
+        let fits = matches!(wait, Some(Ok(wait)) if wait <= LONGEST_WAIT);
+        (!fits).then(|| {
+            let longest = humantime::format_duration(LONGEST_WAIT);
+            format!("settings.max-wait is {value}; give a time from \"0s\" to \"{longest}\"")
+        })
+    });
+    numbers.chain(wait).collect()
 }
 
 fn folder(config: &InferConfig) -> Option<PathBuf> {
@@ -208,6 +263,72 @@ mod tests {
             (config.infer.max_batch, config.infer.intra_threads),
             (None, None)
         );
+    }
+
+    #[test]
+    fn values_that_nobody_would_measure_are_named_with_their_range() {
+        let profile = TunedProfile {
+            model: "digits".to_owned(),
+            model_version: "abc".to_owned(),
+            objective: "most throughput".to_owned(),
+            settings: tuned(),
+        };
+        let with = |key: &str, value: Value| {
+            let mut profile = serde_json::to_value(&profile).unwrap();
+            profile["settings"][key] = value;
+            TunedProfile::read(profile.to_string().as_bytes(), "abc")
+        };
+        for (key, value, words) in [
+            (
+                "max-batch",
+                0.into(),
+                "max-batch is 0; give a number from 1 to 4096",
+            ),
+            ("max-batch", 4097.into(), "is 4097"),
+            (
+                "instances",
+                10_000.into(),
+                "is 10000; give a number from 1 to 1024",
+            ),
+            (
+                "intra-threads",
+                (-1).into(),
+                "is -1; give a number from 1 to 1024",
+            ),
+            (
+                "preprocess-threads",
+                "4".into(),
+                "is \"4\"; give a number from 1 to 1024",
+            ),
+            ("max-in-flight", 1e9.into(), "from 1 to 65536"),
+            (
+                "max-wait",
+                "2h".into(),
+                "is \"2h\"; give a time from \"0s\" to \"1m\"",
+            ),
+            ("max-wait", 5.into(), "is 5; give a time"),
+            ("threads", 5.into(), "unknown field `threads`"),
+        ] {
+            let error = with(key, value).unwrap_err();
+            assert!(
+                error.contains(words) && error.contains(key),
+                "{key}: {error}"
+            );
+        }
+        assert_eq!(
+            with("max-batch", 4096.into()).unwrap().settings.max_batch,
+            number(4096)
+        );
+        let error = TunedProfile::read(&serde_json::to_vec(&profile).unwrap(), "def").unwrap_err();
+        assert!(error.contains("abc") && error.contains("def"), "{error}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let mut absurd = profile;
+        absurd.settings.instances = number(1025);
+        let path = folder.path().join("profile.json");
+        let error = absurd.write(&path).unwrap_err();
+        assert!(error.to_string().contains("settings.instances"), "{error}");
+        assert!(!path.exists());
     }
 
     #[test]

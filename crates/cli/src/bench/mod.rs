@@ -21,7 +21,7 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::Engine;
-use trommel_sink::{Format, ResultSink};
+use trommel_sink::{Format, Summary};
 use trommel_source::{FetchLimits, Source, open_source};
 use trommel_types::{JobModel, JobOptions, JobRequest, JobSpec};
 use trommel_worker::{
@@ -61,6 +61,7 @@ pub(crate) struct ServerLoad {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
+    refuse_standard_input("bench", &args.sources)?;
     let runtime = crate::runtime::on_threads(2)?;
     let options = config.source_options(&JobOptions {
         sample: Some(args.images.get() as u64),
@@ -252,11 +253,10 @@ pub(crate) fn pipeline(
     );
     let (_, sink) = runtime.block_on(ended)?;
     let seconds = start.elapsed().as_secs_f64();
-    runtime.block_on(finish(sink))?;
+    let summary = runtime.block_on(sink.finish())?;
     let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(trial) = trial else {
-        bail!("the sample is too small to measure the pipeline: name more images");
-    };
+    let trial = trial.filter(|_| summary.ok > 0);
+    let trial = trial.with_context(|| nothing_measured(&summary))?;
     Ok(Piped {
         images: trial.images,
         seconds,
@@ -265,9 +265,31 @@ pub(crate) fn pipeline(
     })
 }
 
-async fn finish(sink: Box<dyn ResultSink>) -> Result<()> {
-    sink.finish().await?;
-    Ok(())
+/// Why the rows of a sample give no rate.
+fn nothing_measured(summary: &Summary) -> String {
+    let (source, images) = (&summary.source, summary.images);
+    let failure = summary.failures.values().next();
+    match failure.filter(|_| summary.ok == 0) {
+        Some(failure) => format!(
+            "none of the {images} images of {source} that were tried could be classified; of {}: {}",
+            failure.example, failure.error
+        ),
+        None if images == 0 => format!("{source} holds no images: name a source that does"),
+        None => format!(
+            "{source} gave {images} images, which is too few to measure the pipeline: name more"
+        ),
+    }
+}
+
+/// Refuses standard input, which comes once, as images that are read several times.
+pub(crate) fn refuse_standard_input(command: &str, sources: &[String]) -> Result<()> {
+    if sources.iter().all(|source| source != "-") {
+        return Ok(());
+    }
+    let error = anyhow::anyhow!(
+        "{command} reads its images several times, and standard input comes but once: write the list into a file and name that"
+    );
+    Err(error.context(Usage))
 }
 
 /// A server under load, at one rate after the other.

@@ -16,7 +16,7 @@ use trommel_types::problem_of_prices;
 use trommel_worker::{Tuned, TunedProfile, engine_options, machine_name};
 
 use crate::args::TuneArgs;
-use crate::bench::write;
+use crate::bench::{refuse_standard_input, write};
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::model::{self, OpenedModel};
@@ -76,6 +76,7 @@ pub(crate) fn run(args: &TuneArgs, config: Config, onnxruntime: Option<&Path>) -
     if let Some(problem) = problem_of_prices(&args.prices.prices) {
         return Err(anyhow::anyhow!("--price: {problem}").context(Usage));
     }
+    refuse_standard_input("tune", &args.sources)?;
     let runtime = crate::runtime::on_threads(2)?;
     let dir = args.model.folder(None, true).context(Usage)?;
     let rows = args
