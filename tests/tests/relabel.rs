@@ -437,3 +437,53 @@ fn a_relabel_that_is_killed_goes_on_behind_its_last_part() {
     assert_code(&replaced.run(), 0);
     assert_each_index_once(&rows(&output), 340);
 }
+
+#[test]
+fn the_tower_for_texts_runs_once_for_labels_and_templates() {
+    let folder = Folder::with_digits(6);
+    let labels = labels_file(&folder);
+    let labels = ["--labels", &*labels];
+    let results = folder.path("results.parquet");
+    let cached = |run: Trommel| {
+        let run = run.args(["--log", "info"]);
+        let run = run.env("XDG_CACHE_HOME", folder.path("cache").to_str().unwrap());
+        let run = run.run();
+        assert_code(&run, 0);
+        let said = stderr(&run);
+        let computed = said.contains("computing the embeddings of labels");
+        let taken = said.contains("taking the embeddings of labels from the cache");
+        (computed, taken, said)
+    };
+    let classify = Trommel::new(["classify"])
+        .arg(folder.images())
+        .arg("--model")
+        .arg(model("clip_both"))
+        .arg("--output")
+        .arg(&results)
+        .arg("--embedding")
+        .args(labels);
+    let (computed, taken, said) = cached(classify);
+    assert!(computed && !taken, "{said}");
+    let again = |output: &str, args: &[&str]| {
+        let args = [&labels[..], args].concat();
+        cached(relabel(&results, &folder.path(output), "clip_both", &args))
+    };
+    let (computed, taken, said) = again("second.jsonl", &[]);
+    assert!(!computed && taken, "{said}");
+    let (computed, taken, said) = again("other.jsonl", &["--template", "a {}"]);
+    assert!(computed && !taken, "{said}");
+
+    let kept = folder.path("cache/trommel/labels").read_dir().unwrap();
+    for file in kept {
+        let file = file.unwrap().path();
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+    }
+    let (computed, taken, said) = again("third.jsonl", &[]);
+    assert!(computed && !taken && said.contains("is damaged"), "{said}");
+    assert_eq!(
+        stored(&folder.path("second.jsonl")),
+        stored(&folder.path("third.jsonl"))
+    );
+}

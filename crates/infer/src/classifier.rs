@@ -71,7 +71,8 @@ impl Classifier {
         let place = self.heads.place(set);
         let made = place.get_or_init(|| {
             let files = self.texts.as_ref().map_err(InferError::clone)?;
-            let head = Texts::of(&self.runtime, files.clone(), self.shape)?.head(set)?;
+            let cache = self.options.cache.as_deref();
+            let head = Texts::of(&self.runtime, files.clone(), self.shape, cache).head(set)?;
             if let Ok(width) = self.embedding.as_ref().map_or(Ok(head.width()), Embedding::width)
                 && width != head.width()
             {

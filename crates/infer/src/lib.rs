@@ -66,6 +66,7 @@ mod head;
 mod host;
 mod info;
 mod instances;
+mod kept_labels;
 mod labeller;
 mod lanes;
 mod learning;

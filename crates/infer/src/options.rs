@@ -21,7 +21,7 @@ pub struct ModelOptions {
     pub cuda_graphs: bool,
     /// In how many bits TensorRT computes.
     pub precision: Precision,
-    /// Folder for TensorRT's engines, which take minutes to build.
+    /// Folder for what takes long to make: TensorRT's engines, and embeddings of labels.
     pub cache: Option<PathBuf>,
     /// Most bytes of a device's memory that a session may take: of the processor's for its weights, of
     /// a GPU's for its arena, which CUDA's libraries take memory beside.

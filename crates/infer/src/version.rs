@@ -181,7 +181,7 @@ pub(crate) fn version_of(
 }
 
 /// SHA-256 of a file.
-fn digest(path: &Path) -> Result<Vec<u8>, InferError> {
+pub(crate) fn digest(path: &Path) -> Result<Vec<u8>, InferError> {
     let mut hash = Sha256::new();
     let copied =
         fs::File::open(path).and_then(|mut file| io::copy(&mut file, &mut Hashed(&mut hash)));

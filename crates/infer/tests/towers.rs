@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{
@@ -255,7 +255,7 @@ fn copy(name: &str) -> tempfile::TempDir {
 fn a_folder_that_lacks_something_says_what() {
     let labels = set(&["red", "green"], &[]);
     let of = |dir: &Path| {
-        let texts = Texts::open(&runtime(), dir, SHAPE);
+        let texts = Texts::open(&runtime(), dir, SHAPE, None);
         texts
             .and_then(|texts| texts.head(&labels))
             .unwrap_err()
@@ -288,6 +288,65 @@ fn a_folder_that_lacks_something_says_what() {
     assert!(of(dir.path()).contains("\"[PAD]\""), "{}", of(dir.path()));
 }
 
+#[test]
+fn embeddings_of_labels_are_kept_while_nothing_that_they_depend_on_changes() {
+    for name in ["clip", "clip_both"] {
+        let (dir, cache) = (copy(name), tempfile::tempdir().unwrap());
+        let with = |set: &LabelSet, cache: Option<&Path>| {
+            let texts = Texts::open(&runtime(), dir.path(), SHAPE, cache).unwrap();
+            let mut logits = vec![0.0; set.names.len()];
+            let head = texts.head(set).unwrap();
+            head.logits(&[0.5, -0.25, 1.0], &mut logits);
+            logits
+        };
+        let kept = |set: &LabelSet| with(set, Some(cache.path()));
+        let files = || -> Vec<PathBuf> {
+            let files = cache.path().join("labels").read_dir().unwrap();
+            files.map(|file| file.unwrap().path()).collect()
+        };
+        let labels = set(&["red", "blue"], &[]);
+        let expected = with(&labels, None);
+        assert_eq!(kept(&labels), expected, "{name}");
+        assert_eq!(kept(&labels), expected, "{name}");
+        let found = files();
+        assert_eq!(found.len(), 1, "{name}: {found:?}");
+        let first = &found[0];
+        let content = std::fs::read(first).unwrap();
+
+        // A file that is whole is believed, so this one stands for another one's labels.
+        let others = set(&["green", "photo"], &[]);
+        let of_others = kept(&others);
+        assert_ne!(of_others, expected, "{name}");
+        let second = files().into_iter().find(|file| file != first).unwrap();
+        std::fs::copy(&second, first).unwrap();
+        assert_eq!(kept(&labels), of_others, "{name}: it was computed again");
+
+        let mut damaged = content.clone();
+        damaged[60] ^= 4;
+        for bad in [&damaged[..], &content[..50], b""] {
+            std::fs::write(first, bad).unwrap();
+            assert_eq!(kept(&labels), expected, "{name}: damage was believed");
+            assert_eq!(std::fs::read(first).unwrap(), content, "{name}");
+        }
+
+        let template = set(&["red", "blue"], &["a {}"]);
+        assert_eq!(kept(&template), with(&template, None), "{name}");
+        assert_eq!(files().len(), 3, "{name}");
+        let tokenizer = dir.path().join("tokenizer.json");
+        let text = std::fs::read_to_string(&tokenizer).unwrap();
+        std::fs::write(&tokenizer, text.replace("blue", "azure")).unwrap();
+        assert_eq!(kept(&labels), with(&labels, None), "{name}");
+        assert_ne!(kept(&labels), expected, "{name}");
+        assert_eq!(files().len(), 4, "{name}");
+
+        // Where nothing can be kept, they are computed.
+        let nowhere = cache.path().join("labels").join("file");
+        std::fs::write(&nowhere, "").unwrap();
+        let logits = with(&labels, Some(&nowhere));
+        assert_eq!(logits, with(&labels, None), "{name}");
+    }
+}
+
 /// Rows of one text tower are not those of another.
 #[test]
 fn the_version_covers_the_tower_for_texts() {
@@ -304,7 +363,7 @@ fn the_version_covers_the_tower_for_texts() {
 /// As Transformers: cut, and the end stays.
 #[test]
 fn texts_beyond_the_longest_are_cut_for_a_search() {
-    let texts = Texts::open(&runtime(), &folder("clip"), SHAPE).unwrap();
+    let texts = Texts::open(&runtime(), &folder("clip"), SHAPE, None).unwrap();
     let long = "red ".repeat(100);
     let found = texts
         .embed(&[long, String::new(), "green 🙂 红".to_owned()])

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &FindArgs, config: &Config, onnxruntime: Option<&Path>) 
 
 fn of_text(text: &str, dir: &Path, onnxruntime: Option<&Path>) -> Result<Vec<f32>> {
     let shape = Plan::load(dir, Reference::Auto)?.fixed_shape()?;
-    let texts = Texts::open(&Runtime::load(onnxruntime)?, dir, shape)?;
+    let texts = Texts::open(&Runtime::load(onnxruntime)?, dir, shape, None)?;
     Ok(texts.embed(&[text.to_owned()])?)
 }
 

@@ -41,7 +41,8 @@ pub(crate) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path
         return Err(anyhow::anyhow!("{results} holds no rows").context(Usage));
     };
     results.check_numbers(args.derived.place().is_some())?;
-    let classes = classes(args, onnxruntime).context(Usage)?;
+    let cache = config.infer.cache.as_deref();
+    let classes = classes(args, cache, onnxruntime).context(Usage)?;
     if let Some((name, version)) = &classes.model {
         check_model(&first, name, version).context(Usage)?;
     }
@@ -92,7 +93,11 @@ pub(crate) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path
     Ok(Exit::Success)
 }
 
-fn classes(args: &RelabelArgs, onnxruntime: Option<&Path>) -> Result<Classes> {
+fn classes(
+    args: &RelabelArgs,
+    cache: Option<&Path>,
+    onnxruntime: Option<&Path>,
+) -> Result<Classes> {
     let named = |dir: &Path| -> Result<(String, String)> {
         Ok((
             dir.display().to_string(),
@@ -109,7 +114,7 @@ fn classes(args: &RelabelArgs, onnxruntime: Option<&Path>) -> Result<Classes> {
         };
         let dir = model.context("name the model that made the embeddings with --model: its tower for texts reads the labels")?;
         let shape = Plan::load(&dir, Reference::Auto)?.fixed_shape()?;
-        let texts = Texts::open(&Runtime::load(onnxruntime)?, &dir, shape)?;
+        let texts = Texts::open(&Runtime::load(onnxruntime)?, &dir, shape, cache)?;
         let hash = digest(set.names.join("\n").as_bytes());
         let options = vec![
             ("labels", format!("{} ({hash})", set.names.len())),

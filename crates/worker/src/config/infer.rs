@@ -43,7 +43,7 @@ pub struct InferConfig {
     /// Images in a full batch. Default: the fastest number, which is measured when a model is
     /// first loaded on a machine.
     pub max_batch: Option<NonZeroUsize>,
-    /// Folder for what is measured. Default: `trommel` in the user's cache folder.
+    /// Folder for what is measured or computed once. Default: `trommel` in the user's cache folder.
     pub cache: Option<PathBuf>,
     /// Longest time an image waits for its batch to fill; while no session is free its batch goes on filling.
     /// Default: `20ms`.
