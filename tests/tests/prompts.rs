@@ -361,3 +361,99 @@ fn workers_over_a_broker_ask_too_and_survive_each_others_deaths() {
     assert_labelled(&rows(&output), 150);
     cluster.assert_nothing_left();
 }
+
+#[test]
+fn a_dry_run_says_tokens_and_what_they_cost() {
+    let server = ChatServer::start(choice);
+    let folder = Folder::with_digits(40);
+    prompt(
+        &folder,
+        &[&server],
+        "family = \"qwen2.5-vl\"\nmax-tokens = 7",
+    );
+    let prices = "input-tokens=0.5/M,output-tokens=2/M";
+    let dry = |more: &[&str]| {
+        let run = Trommel::new(["classify"])
+            .arg(folder.images())
+            .arg("--model")
+            .arg(folder.path("models/animals"))
+            .args(["--dry-run", "--price", prices])
+            .args(more)
+            .run();
+        assert_code(&run, 0);
+        String::from_utf8(run.stdout).unwrap()
+    };
+    let found: Value = serde_json::from_str(&dry(&["--json"])).unwrap();
+    let tokens = &found["tokens"];
+    let of = |name: &str| tokens[name].as_f64().unwrap();
+    assert_eq!((of("input"), of("output")), (100.0, 2.0), "{found}");
+    assert!(of("image") >= 4.0, "{found}");
+    assert_eq!(of("image") + of("text"), 100.0, "{found}");
+    assert_eq!((of("input_total"), of("output_total")), (4000.0, 80.0));
+    assert_eq!((of("max_output"), of("max_output_total")), (7.0, 280.0));
+    let total = found["cost"]["total"].as_f64().unwrap();
+    assert!(
+        (total - (4000.0 * 0.5 + 80.0 * 2.0) / 1e6).abs() < 1e-12,
+        "{found}"
+    );
+    let words = dry(&[]);
+    for line in [
+        "tokens      read 100 an image (image ",
+        "4,000 read, 80 written (at most 280)",
+    ] {
+        assert!(words.contains(line), "{line}: {words}");
+    }
+
+    // Tokens are counted nowhere else.
+    let refused = |run: Trommel| {
+        let run = run.run();
+        assert_code(&run, 2);
+        assert!(
+            stderr(&run).contains("dry runs of a prompt"),
+            "{}",
+            stderr(&run)
+        );
+    };
+    refused(classify(&folder).args(["--price", prices]));
+    let digits = Trommel::classify(&folder.images(), &folder.path("digits.jsonl"));
+    refused(digits.args(["--dry-run", "--price", prices]));
+    let submit = Trommel::new([
+        "submit", "photos/", "--model", "digits", "--output", "rows/",
+    ]);
+    refused(submit.args(["--price", prices]));
+}
+
+#[test]
+fn a_dry_run_of_workers_says_tokens_too() {
+    let server = ChatServer::start(choice);
+    let folder = Folder::with_digits(30);
+    prompt(&folder, &[&server], "");
+    let mut cluster = Cluster::new();
+    cluster.set_repository(&folder.path("models"));
+    for role in PIPELINE {
+        cluster.start(role, &[]);
+    }
+    cluster.await_ready();
+    let run = cluster
+        .command(["submit", "--dry-run", "--json"])
+        .arg(folder.images())
+        .args(["--model", "animals", "--output"])
+        .arg(folder.path("rows/"))
+        .args(["--price", "input-tokens=0.5/M,output-tokens=2/M"])
+        .run();
+    cluster.assert_code(&run, 0);
+    let found: Value = serde_json::from_slice(&run.stdout).unwrap();
+    let of = |name: &str| found["tokens"][name].as_f64();
+    assert_eq!(
+        (of("input"), of("output")),
+        (Some(100.0), Some(2.0)),
+        "{found}"
+    );
+    assert_eq!(of("input_total"), Some(3000.0), "{found}");
+    assert_eq!(of("image"), None, "{found}");
+    let total = found["cost"]["total"].as_f64().unwrap();
+    assert!(
+        (total - (3000.0 * 0.5 + 60.0 * 2.0) / 1e6).abs() < 1e-12,
+        "{found}"
+    );
+}

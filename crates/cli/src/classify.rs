@@ -10,7 +10,9 @@ use tokio_util::sync::CancellationToken;
 use trommel_infer::Wanted;
 use trommel_sink::{Format, JobRecord, Opened, Output, ResultSink, Retry, Reuse, Summary};
 use trommel_source::{Source, open_source};
-use trommel_types::{ErrorKind, JobModel, JobOptions, JobRequest, JobSpec, RowOptions};
+use trommel_types::{
+    ErrorKind, JobModel, JobOptions, JobRequest, JobSpec, RowOptions, problem_of_token_prices,
+};
 use trommel_worker::{EmbeddedJob, Ended, Images, Progress, Readiness, WorkerError};
 
 use crate::args::{ClassifyArgs, SourceArgs};
@@ -40,7 +42,7 @@ pub(crate) fn run(
         telemetry.health.watch();
         shutdown::on_signal()
     })?;
-    if let Some(problem) = problem_of_costs(&args.prices.prices, args.max_cost) {
+    if let Some(problem) = problem_of_costs(&args.prices.prices, args.max_cost, args.dry_run) {
         return Err(anyhow::anyhow!(problem).context(Usage));
     }
     let destination = destination(&args, &config).context(Usage)?;
@@ -213,12 +215,16 @@ fn dry_run(
         );
         return Err(error.context(Usage));
     }
+    if let (None, Some(problem)) = (opened.asked(), problem_of_token_prices(&args.prices.prices)) {
+        return Err(anyhow::anyhow!("--price: {problem}").context(Usage));
+    }
     let sample = args.source.sample.unwrap_or(u64::MAX).min(DRY_RUN_IMAGES);
     let options = config.source_options(&JobOptions {
         sample: Some(sample),
         ..args.source.job_options()
     });
     let source = open_source(&args.sources, &options).context(Usage)?;
+    let asked = opened.asked();
     let Started { engine, plan, also } = opened.start(&config).context(Usage)?;
     let (cache, key) = (config.infer.cache.clone(), record.spec_hash.clone());
     let job = EmbeddedJob {
@@ -241,6 +247,7 @@ fn dry_run(
         format: whole.destination.map_or(Format::Jsonl, Output::format),
         to_s3: whole.to_s3,
         started: whole.started,
+        asked,
     };
     let busiest = || summary::busiest(&run);
     let expected = forecast::dry_run(runtime, job, &terms, &progress, busiest, stop)?;

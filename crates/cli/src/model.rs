@@ -7,7 +7,7 @@ use trommel_infer::{
     Capacity, Engine, LiveOptions, Model, Prompt, Runtime, Wanted, cascade_columns, cascade_name,
     cascade_version,
 };
-use trommel_preprocess::{Plan, Resize};
+use trommel_preprocess::{Budget, Plan, Resize};
 use trommel_types::{Column, RowOptions};
 use trommel_worker::{TunedProfile, start_engine};
 
@@ -39,6 +39,14 @@ pub(crate) struct Started {
     pub(crate) plan: Arc<Plan>,
     /// Of a cascade: the same for its large model.
     pub(crate) also: Option<Arc<Plan>>,
+}
+
+/// How servers are asked about images.
+pub(crate) struct Asked {
+    /// How large images are sent.
+    pub(crate) budget: Option<Budget>,
+    /// Tokens of an answer at most.
+    pub(crate) max_tokens: u32,
 }
 
 impl Opened {
@@ -80,6 +88,21 @@ impl Opened {
                 let own = cascade_columns().into_iter();
                 own.chain(large.columns()).collect()
             }
+        }
+    }
+
+    /// How servers are asked, if they are.
+    pub(crate) fn asked(&self) -> Option<Asked> {
+        match self {
+            Self::Model(_) => None,
+            Self::Prompt(prompt, plan) => Some(Asked {
+                budget: match plan.resize {
+                    Resize::Budget(budget) => Some(budget),
+                    _ => None,
+                },
+                max_tokens: prompt.max_tokens(),
+            }),
+            Self::Cascade(_, large, _) => large.asked(),
         }
     }
 

@@ -5,7 +5,7 @@ use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use crate::message::decode;
-use crate::price::problem_of_prices;
+use crate::price::{problem_of_prices, problem_of_token_prices};
 use crate::{
     DecodeError, EmbeddingType, ErrorKind, FrameRate, LabelSet, Lane, Message, Mode, Price,
     Reference, WIRE_VERSION,
@@ -295,10 +295,12 @@ impl JobRequest {
                 .is_some_and(|rate| !(0.0..=1.0).contains(&rate)),
             "options.max_failure_rate: give a share from 0 to 1",
         );
-        let twice = problem_of_prices(&self.options.prices);
+        let prices = &self.options.prices;
+        let uncounted = || problem_of_token_prices(prices).filter(|_| !self.options.dry_run);
+        let problem = problem_of_prices(prices).or_else(uncounted);
         check(
-            twice.is_some(),
-            &format!("options.prices: {}", twice.as_deref().unwrap_or_default()),
+            problem.is_some(),
+            &format!("options.prices: {}", problem.as_deref().unwrap_or_default()),
         );
         let max_cost = self.options.max_cost;
         check(

@@ -64,6 +64,6 @@ pub use message::{DecodeError, Message, WIRE_VERSION};
 pub use mode::Mode;
 pub use normalization::Normalization;
 pub use prepared_image::{PreparedImage, Shape};
-pub use price::{Held, Price, Usage, cost, problem_of_prices};
+pub use price::{Held, Price, Usage, cost, problem_of_prices, problem_of_token_prices};
 pub use reference::Reference;
 pub use stage::{Role, Stream};

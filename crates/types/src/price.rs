@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 /// As text, and so in messages: `WHAT=AMOUNT/UNIT`. For a role (`ingest`, `preprocess`, `infer`, `sink`,
 /// `serve`), the `broker` or a `machine` the unit is `h` (for each process, broker or machine) or `core-h`
 /// (for each thread that works). For requests (`s3-get`, `s3-put`) it is how many of them the amount
-/// pays for, such as `1000`. For bytes (`read`, `write`) it is `gb`, 10⁹ bytes.
+/// pays for, such as `1000`. For bytes (`read`, `write`) it is `gb`, 10⁹ bytes. For tokens
+/// (`input-tokens`, `output-tokens`) it is `M`, a million of them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Price {
@@ -57,6 +58,8 @@ paid! {
     S3Put = "s3-put", Requests;
     Read = "read", Bytes;
     Write = "write", Bytes;
+    InputTokens = "input-tokens", Tokens;
+    OutputTokens = "output-tokens", Tokens;
 }
 
 /// What a price may count.
@@ -65,6 +68,7 @@ enum Kind {
     Time,
     Requests,
     Bytes,
+    Tokens,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,6 +78,7 @@ enum Unit {
     /// So many requests.
     Requests(f64),
     Gigabyte,
+    Million,
 }
 
 /// What is paid for at one time: a role of a fleet, or of this process.
@@ -112,6 +117,10 @@ pub struct Usage {
     pub read: f64,
     /// Bytes written to the output.
     pub written: f64,
+    /// Tokens that servers read.
+    pub input_tokens: f64,
+    /// Tokens that they write.
+    pub output_tokens: f64,
 }
 
 impl Usage {
@@ -125,7 +134,12 @@ impl Usage {
             Paid::Serve => self.serve,
             Paid::Broker => self.broker,
             Paid::Machine => self.machine,
-            Paid::S3Get | Paid::S3Put | Paid::Read | Paid::Write => Held::default(),
+            Paid::S3Get
+            | Paid::S3Put
+            | Paid::Read
+            | Paid::Write
+            | Paid::InputTokens
+            | Paid::OutputTokens => Held::default(),
         };
         match (price.unit, price.what) {
             (Unit::Hour, _) => self.hours * held.processes,
@@ -134,6 +148,8 @@ impl Usage {
             (Unit::Requests(number), _) => self.puts / number,
             (Unit::Gigabyte, Paid::Read) => self.read / 1e9,
             (Unit::Gigabyte, _) => self.written / 1e9,
+            (Unit::Million, Paid::InputTokens) => self.input_tokens / 1e6,
+            (Unit::Million, _) => self.output_tokens / 1e6,
         }
     }
 }
@@ -164,6 +180,17 @@ pub fn problem_of_prices(prices: &[Price]) -> Option<String> {
     twice.map(|(_, price)| format!("{} has two prices; give it one", price.what()))
 }
 
+/// What is wrong with prices where tokens are not counted: one of tokens.
+pub fn problem_of_token_prices(prices: &[Price]) -> Option<String> {
+    let price = prices
+        .iter()
+        .find(|price| price.what.kind() == Kind::Tokens)?;
+    Some(format!(
+        "{} counts in dry runs of a prompt alone: leave it out, or set price-in and price-out in [prompt] for the summary",
+        price.what()
+    ))
+}
+
 impl FromStr for Price {
     type Err = String;
 
@@ -172,7 +199,8 @@ impl FromStr for Price {
             let known: Vec<_> = Paid::ALL.iter().map(|paid| paid.word()).collect();
             format!(
                 "{text:?} is no price: give WHAT=AMOUNT/UNIT, such as infer=2.10/h, \
-                 preprocess=0.04/core-h, s3-get=0.0004/1000 or write=0.02/gb; WHAT is one of {}",
+                 preprocess=0.04/core-h, s3-get=0.0004/1000, write=0.02/gb or input-tokens=0.15/M; \
+                 WHAT is one of {}",
                 known.join(", ")
             )
         };
@@ -188,6 +216,7 @@ impl FromStr for Price {
             (Kind::Time, "h") => Unit::Hour,
             (Kind::Time, "core-h") => Unit::CoreHour,
             (Kind::Bytes, "gb") => Unit::Gigabyte,
+            (Kind::Tokens, "M") => Unit::Million,
             (Kind::Requests, number) => match number.parse::<u64>() {
                 Ok(number) if number > 0 => Unit::Requests(number as f64),
                 _ => return Err(wrong()),
@@ -206,6 +235,7 @@ impl fmt::Display for Price {
             Unit::CoreHour => f.write_str("core-h"),
             Unit::Requests(number) => write!(f, "{number}"),
             Unit::Gigabyte => f.write_str("gb"),
+            Unit::Million => f.write_str("M"),
         }
     }
 }
@@ -246,6 +276,8 @@ mod tests {
             },
             gets: 1_000_000.0,
             read: 50e9,
+            input_tokens: 8e6,
+            output_tokens: 0.5e6,
             ..Usage::default()
         };
         let prices = prices(&[
@@ -254,13 +286,15 @@ mod tests {
             "s3-get=0.0004/1000",
             "read=0.01/gb",
             "sink=1/h",
+            "input-tokens=0.15/M",
+            "output-tokens=0.6/M",
         ]);
         let parts: Vec<_> = prices.iter().map(|price| price.cost(&usage)).collect();
-        let expected = [42.0, 19.2, 0.4, 0.5, 0.0];
+        let expected = [42.0, 19.2, 0.4, 0.5, 0.0, 1.2, 0.3];
         for (part, expected) in parts.iter().zip(expected) {
             assert!((part - expected).abs() < 1e-9, "{parts:?}");
         }
-        assert!((cost(&prices, &usage) - 62.1).abs() < 1e-9);
+        assert!((cost(&prices, &usage) - 63.6).abs() < 1e-9);
     }
 
     #[test]
@@ -270,6 +304,7 @@ mod tests {
             "preprocess=0.04/core-h",
             "s3-put=0.005/1000",
             "write=0.02/gb",
+            "output-tokens=0.6/M",
         ] {
             let price: Price = text.parse().unwrap();
             assert_eq!(price.to_string(), text);
@@ -291,6 +326,8 @@ mod tests {
             "s3-get=1/0",
             "s3-get=1/h",
             "read=1/1000",
+            "input-tokens=1/1000",
+            "infer=1/M",
         ] {
             let error = text.parse::<Price>().unwrap_err();
             assert!(error.contains("preprocess=0.04/core-h"), "{error}");
@@ -299,5 +336,9 @@ mod tests {
         let problem = problem_of_prices(&twice).unwrap();
         assert!(problem.starts_with("infer has two prices"), "{problem}");
         assert_eq!(problem_of_prices(&twice[..2]), None);
+        assert_eq!(problem_of_token_prices(&twice), None);
+        let tokens = prices(&["infer=1/h", "output-tokens=1/M"]);
+        let problem = problem_of_token_prices(&tokens).unwrap();
+        assert!(problem.starts_with("output-tokens"), "{problem}");
     }
 }

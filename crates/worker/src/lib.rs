@@ -80,7 +80,7 @@ pub use reports::PutOff;
 pub use request_times::{RequestWork, request_ended};
 pub use serve_config::ServeConfig;
 pub use times::{Percentiles, TimeCounts};
-pub use trial::{Trial, TrialOutcome, TrialSink};
+pub use trial::{Trial, TrialOutcome, TrialSink, TrialTokens};
 pub use trommel_infer::measure_devices;
 pub use trommel_types::Role;
 pub use tuned::{Tuned, TunedProfile};

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use trommel_preprocess::Budget;
 use trommel_sink::{Committed, Format, JobRecord, Ledger, ResultSink, Summary};
 use trommel_storage::StorageError;
-use trommel_types::Classification;
+use trommel_types::{Classification, Column, Scalar};
 
 /// Blocks that a sample is cut into: how much they differ says how sure their mean is.
 const BLOCKS: usize = 8;
@@ -33,6 +34,22 @@ pub struct Trial {
     pub row_bytes: f64,
     /// Share of the images that came from S3, 0 to 1.
     pub from_s3: f64,
+    /// Tokens of an image, where servers that count them were asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<TrialTokens>,
+}
+
+/// Tokens of an image of the sample, on average.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TrialTokens {
+    /// What a server reads, as it counts.
+    pub read: f64,
+    /// What it writes.
+    pub written: f64,
+    /// Of those that are read, the image's own, by the formula of the model's family. Missing where no family is
+    /// known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<f64>,
 }
 
 /// Where the outcome of a trial is left once its sink is finished.
@@ -45,19 +62,37 @@ pub struct TrialSink {
     format: Format,
     rows: Vec<Arc<Classification>>,
     outcome: TrialOutcome,
+    /// How large images are sent, if that is known.
+    budget: Option<Budget>,
+    /// The columns of tokens, if rows have them.
+    tokens: Option<[usize; 2]>,
 }
 
 impl TrialSink {
     /// For rows of a job that would be written in this format. Rows are kept until the end, so a trial is
-    /// to be one of some hundred images.
-    pub fn new(job: JobRecord, format: Format, outcome: TrialOutcome) -> Self {
+    /// to be one of some hundred images. The last columns of the job are `answers`, those of its model.
+    pub fn new(job: JobRecord, format: Format, answers: &[Column], outcome: TrialOutcome) -> Self {
+        let first = job.columns.len().saturating_sub(answers.len());
+        let place = |name: &str| {
+            let place = answers.iter().position(|column| column.name == name);
+            place.map(|place| first + place)
+        };
+        let tokens = place("prompt_tokens").zip(place("completion_tokens"));
         Self {
+            budget: None,
+            tokens: tokens.map(<[usize; 2]>::from),
             job,
             ledger: Ledger::default(),
             format,
             rows: Vec::new(),
             outcome,
         }
+    }
+
+    /// Counts the tokens of images that are sent as large as this by the formula of their model's family.
+    #[must_use]
+    pub fn with_budget(self, budget: Option<Budget>) -> Self {
+        Self { budget, ..self }
     }
 
     /// What the rows so far show; nothing if there are fewer than two.
@@ -78,6 +113,34 @@ impl TrialSink {
             image_bytes: bytes as f64 / count,
             row_bytes: self.row_bytes(),
             from_s3: from_s3.count() as f64 / count,
+            tokens: self.tokens(),
+        })
+    }
+
+    /// The tokens of all rows, also of those that no server was asked about, divided by their number.
+    fn tokens(&self) -> Option<TrialTokens> {
+        let count = self.rows.len() as f64;
+        let places = self.tokens?;
+        let of = |row: &Classification, place: usize| match row.image.columns.get(place) {
+            Some(Scalar::Int(tokens)) => Some(*tokens as f64),
+            _ => None,
+        };
+        let [read, written] = places.map(|place| {
+            let tokens = self.rows.iter().filter_map(|row| of(row, place));
+            tokens.sum::<f64>() / count
+        });
+        let asked = self.rows.iter().filter(|row| of(row, places[0]).is_some());
+        let image = asked.map(|row| {
+            let size = row.original?;
+            let tokens = self.budget.as_ref()?.tokens(size.width, size.height)?;
+            Some(f64::from(tokens))
+        });
+        let image: Option<f64> = image.sum();
+        let image = image.filter(|_| self.budget.is_some());
+        Some(TrialTokens {
+            read,
+            written,
+            image: image.map(|image| image / count),
         })
     }
 

@@ -18,7 +18,7 @@ use super::{RowArgs, S3Args, TuningArgs};
 pub(crate) struct PriceArgs {
     /// What you pay, such as infer=2.10/h,preprocess=0.04/core-h,s3-get=0.0004/1000. Of roles, broker
     /// and machine for an h or a core-h; of s3-get and s3-put for a number of requests; of read and
-    /// write for a gb
+    /// write for a gb; of input-tokens and output-tokens for M, a million, in dry runs of a prompt
     #[arg(long = "price", value_name = "PRICES", value_delimiter = ',')]
     pub(crate) prices: Vec<Price>,
 }

@@ -232,7 +232,7 @@ pub(crate) fn pipeline(
     let engine = Arc::new(Engine::start(opened.model, batches)?);
     let max_batch = engine.stats().max_batch;
     let outcome = TrialOutcome::default();
-    let sink = TrialSink::new(record.clone(), Format::Parquet, Arc::clone(&outcome));
+    let sink = TrialSink::new(record.clone(), Format::Parquet, &[], Arc::clone(&outcome));
     let job = EmbeddedJob {
         source,
         plan: opened.plan,

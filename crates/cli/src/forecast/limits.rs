@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::{CancellationToken, DropGuard};
-use trommel_types::{Held, Price, Usage, cost, problem_of_prices};
+use trommel_types::{Held, Price, Usage, cost, problem_of_prices, problem_of_token_prices};
 use trommel_worker::{Progress, WorkerConfig};
 
 use super::money;
@@ -30,8 +30,13 @@ pub(crate) struct Spending {
 }
 
 /// What is wrong with prices and a limit, if anything.
-pub(crate) fn problem_of_costs(prices: &[Price], max_cost: Option<f64>) -> Option<String> {
-    if let Some(problem) = problem_of_prices(prices) {
+pub(crate) fn problem_of_costs(
+    prices: &[Price],
+    max_cost: Option<f64>,
+    dry_run: bool,
+) -> Option<String> {
+    let uncounted = || problem_of_token_prices(prices).filter(|_| !dry_run);
+    if let Some(problem) = problem_of_prices(prices).or_else(uncounted) {
         return Some(format!("--price: {problem}"));
     }
     let is_free = max_cost.is_some() && prices.is_empty();
@@ -160,10 +165,10 @@ mod tests {
 
     #[test]
     fn a_limit_without_prices_is_refused() {
-        let problem = problem_of_costs(&[], Some(1.0)).unwrap();
+        let problem = problem_of_costs(&[], Some(1.0), false).unwrap();
         assert!(problem.contains("name your prices"), "{problem}");
         assert_eq!(
-            problem_of_costs(&["infer=1/h".parse().unwrap()], Some(1.0)),
+            problem_of_costs(&["infer=1/h".parse().unwrap()], Some(1.0), false),
             None
         );
     }

@@ -3,6 +3,7 @@
 mod kept;
 mod limits;
 mod submitted;
+mod tokens;
 mod trial_run;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use crate::summary::{Run, print_failures};
 pub(crate) use self::kept::{keep, key_of_request, recall};
 pub(crate) use self::limits::{Limits, Spending, problem_of_costs};
 pub(crate) use self::submitted::{DryRun, follow};
+use self::tokens::ExpectedTokens;
 pub(crate) use self::trial_run::{Terms, dry_run};
 
 /// What a dry run knows.
@@ -30,6 +32,8 @@ pub(crate) struct Basis<'a> {
     /// Seconds before the first image is worked on.
     pub(crate) startup: f64,
     pub(crate) trial: Trial,
+    /// Tokens of an answer at most, where servers are asked and that is known.
+    pub(crate) most_written: Option<u32>,
     /// What is held while the job runs, in an hour of it.
     pub(crate) held: Usage,
     pub(crate) prices: &'a [Price],
@@ -54,6 +58,8 @@ pub(crate) struct Expected {
     bottleneck: Option<String>,
     bytes_read: f64,
     bytes_written: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<ExpectedTokens>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<ExpectedCost>,
 }
@@ -108,6 +114,10 @@ impl Basis<'_> {
             bottleneck: self.bottleneck.clone(),
             bytes_read: images * image_bytes,
             bytes_written: images * row_bytes,
+            tokens: self
+                .trial
+                .tokens
+                .map(|tokens| ExpectedTokens::new(tokens, self.most_written, images)),
             cost: priced,
         }
     }
@@ -123,6 +133,8 @@ impl Basis<'_> {
             puts: parts.unwrap_or(0.0),
             read: images * self.trial.image_bytes,
             written: images * self.trial.row_bytes,
+            input_tokens: images * self.trial.tokens.map_or(0.0, |tokens| tokens.read),
+            output_tokens: images * self.trial.tokens.map_or(0.0, |tokens| tokens.written),
             ..self.held
         }
     }
@@ -199,6 +211,9 @@ impl fmt::Display for Expected {
         let bytes = |bytes: f64| HumanBytes(bytes as u64);
         line!(f, "read", "{}{more}", bytes(self.bytes_read))?;
         line!(f, "written", "{}{more}", bytes(self.bytes_written))?;
+        if let Some(tokens) = &self.tokens {
+            line!(f, "tokens", "{tokens}")?;
+        }
         let Some(cost) = &self.cost else {
             return Ok(());
         };
@@ -311,7 +326,9 @@ mod tests {
                 image_bytes: 60_000.0,
                 row_bytes: 80.0,
                 from_s3: 0.5,
+                tokens: None,
             },
+            most_written: None,
             held: Usage {
                 infer: Held {
                     processes: 1.0,

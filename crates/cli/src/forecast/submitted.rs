@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use indicatif::HumanCount;
-use trommel_types::{Forecast, Role};
+use trommel_types::{Forecast, Role, problem_of_token_prices};
 use trommel_worker::{Client, JobState, JobStatus, fleet_usage};
 
 use super::{Basis, Expected};
 use crate::args::SubmitArgs;
 use crate::config::Config;
-use crate::exit::Exit;
+use crate::exit::{Exit, Usage};
 use crate::jobs::{LOOK_EVERY, ended, print_json, show_failures};
 use crate::standstill::Standstill;
 
@@ -69,12 +69,19 @@ pub(crate) async fn follow(
     // The slowest model ends the job.
     let trials = status.models.iter().filter_map(|model| model.trial);
     let slowest = trials.max_by(|a, b| a.seconds_each.total_cmp(&b.seconds_each));
+    let uncounted = slowest
+        .filter(|trial| trial.tokens.is_none())
+        .and_then(|_| problem_of_token_prices(&args.prices.prices));
+    if let Some(problem) = uncounted {
+        return Err(anyhow!("--price: {problem}").context(Usage));
+    }
     let expected = slowest.map(|trial| {
         let basis = Basis {
             images: counted.images,
             all_counted: counted.is_all,
             startup: 0.0, // the workers are there
             trial,
+            most_written: None, // the workers have the prompt
             held: fleet,
             prices: &args.prices.prices,
             s3_part_rows: to_s3.then_some(config.sink.part_rows.get()),

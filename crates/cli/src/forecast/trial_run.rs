@@ -13,6 +13,7 @@ use trommel_types::Price;
 use trommel_worker::{EmbeddedJob, Images, Progress, TrialOutcome, TrialSink};
 
 use super::{Basis, Expected, Spending};
+use crate::model::Asked;
 
 /// Longest time that the sample is classified; what is done by then has to do.
 const SAMPLE_FOR: Duration = Duration::from_secs(60);
@@ -28,6 +29,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) to_s3: bool,
     /// When the process began.
     pub(crate) started: Instant,
+    /// How servers are asked, if they are.
+    pub(crate) asked: Option<Asked>,
 }
 
 /// Counts the images, classifies the sample that the job has, and says what all of them would take.
@@ -46,7 +49,9 @@ pub(crate) fn dry_run(
     let spending = Spending::new(terms.prices, &job.config, terms.to_s3);
     let part_rows = job.config.sink.part_rows.get();
     let outcome = TrialOutcome::default();
-    let sink = TrialSink::new(job.record.clone(), terms.format, Arc::clone(&outcome));
+    let (record, answers) = (job.record.clone(), job.engine.columns());
+    let sink = TrialSink::new(record, terms.format, &answers, Arc::clone(&outcome));
+    let sink = sink.with_budget(terms.asked.as_ref().and_then(|asked| asked.budget));
     let sampled = runtime.block_on(async {
         let enough = stop.child_token();
         let clock = enough.clone();
@@ -80,6 +85,7 @@ pub(crate) fn dry_run(
         all_counted,
         startup,
         trial,
+        most_written: terms.asked.as_ref().map(|asked| asked.max_tokens),
         held: spending.held,
         prices: terms.prices,
         s3_part_rows: terms.to_s3.then_some(part_rows),

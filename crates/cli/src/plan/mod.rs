@@ -12,7 +12,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use trommel_types::{Price, problem_of_prices};
+use trommel_types::{Price, problem_of_prices, problem_of_token_prices};
 
 use self::fleet::{Fleet, JobPlan, Scale};
 use self::known::Known;
@@ -61,7 +61,8 @@ impl CostOfPlan {
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<Exit> {
     let prices = &args.prices.prices;
-    if let Some(problem) = problem_of_prices(prices) {
+    let uncounted = || problem_of_token_prices(prices);
+    if let Some(problem) = problem_of_prices(prices).or_else(uncounted) {
         return Err(anyhow::anyhow!("--price: {problem}").context(Usage));
     }
     let known = Known::of(args).context(Usage)?;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
-use trommel_types::problem_of_prices;
+use trommel_types::{problem_of_prices, problem_of_token_prices};
 use trommel_worker::{Tuned, TunedProfile, engine_options, machine_name};
 
 use crate::args::TuneArgs;
@@ -73,7 +73,8 @@ impl Found {
 
 /// Runs the command.
 pub(crate) fn run(args: &TuneArgs, config: Config, onnxruntime: Option<&Path>) -> Result<Exit> {
-    if let Some(problem) = problem_of_prices(&args.prices.prices) {
+    let uncounted = || problem_of_token_prices(&args.prices.prices);
+    if let Some(problem) = problem_of_prices(&args.prices.prices).or_else(uncounted) {
         return Err(anyhow::anyhow!("--price: {problem}").context(Usage));
     }
     refuse_standard_input("tune", &args.sources)?;

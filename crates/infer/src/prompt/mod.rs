@@ -84,6 +84,11 @@ impl Prompt {
         &self.settings().asked.choices
     }
 
+    /// Tokens of an answer at most.
+    pub fn max_tokens(&self) -> u32 {
+        self.settings().asked.max_tokens
+    }
+
     /// The columns that its rows have besides those of all rows.
     pub fn columns() -> Vec<Column> {
         ["prompt_tokens", "completion_tokens"]

@@ -40,7 +40,9 @@ async fn open(
     }
     let (record, trial) = (record_of(job, model), TrialOutcome::default());
     if job.spec.request.options.dry_run {
-        let sink = TrialSink::new(record, output.format(), Arc::clone(&trial));
+        let answers = job.spec.answers.get(&model.name);
+        let answers = answers.map_or(&[][..], Vec::as_slice);
+        let sink = TrialSink::new(record, output.format(), answers, Arc::clone(&trial));
         let sink = Box::new(sink);
         return Ok(OpenedJob { sink, trial });
     }
