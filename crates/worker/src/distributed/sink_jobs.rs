@@ -88,14 +88,13 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
             let (ctx, taken, shutdown) = (Arc::clone(&ctx), Arc::clone(&taken), shutdown.clone());
             let fatal = fatal.clone();
             serving.spawn(async move {
-                let served = Serving {
+                let serving = Serving {
                     ctx: &ctx,
                     job: &job,
                     model: &model,
                     lease: &lease,
                 };
-                let served = served.serve(&progress, &shutdown).await;
-                if let Err(error) = served {
+                if let Err(error) = serving.serve(&progress, &shutdown).await {
                     if error.scope() == Scope::Worker {
                         return fatal.check(Err(error));
                     }
