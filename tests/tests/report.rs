@@ -92,7 +92,7 @@ fn what_is_no_result_is_refused() {
     let folder = Folder::with_digits(1);
     for (results, words) in [
         (folder.path("nothing.parquet"), "nothing.parquet"),
-        (folder.images(), "holds no parts"),
+        (folder.images(), "has no results in it"),
     ] {
         let run = Trommel::new(["report"])
             .arg(&results)

@@ -135,7 +135,10 @@ fn the_summary_names_the_job_of_the_rows_on_standard_output() {
 #[test]
 fn what_the_system_says_is_said_once() {
     let folder = Folder::new();
-    for args in [["report", "none.parquet"], ["classify", "none/"]] {
+    for args in [
+        &["config", "--config", "none.toml"][..],
+        &["classify", "none/"],
+    ] {
         let run = Trommel::new(args).current_dir(&folder.path("")).run();
         assert_code(&run, 2);
         let said = stderr(&run);

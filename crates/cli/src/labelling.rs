@@ -14,6 +14,7 @@ use crate::args::{ExportArgs, LabellingTool};
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::originals::Originals;
+use crate::paths::check_output;
 use crate::results::Results;
 
 /// Images in the pool that different ones are chosen from, for each that is wanted.
@@ -49,6 +50,9 @@ pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Re
             output.display()
         );
         return Err(error.context(Usage));
+    }
+    if tool != LabellingTool::Fiftyone {
+        check_output(output)?;
     }
     let results = match args.diverse {
         true => Results::open_embedded(&args.results, config)?,

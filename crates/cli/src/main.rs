@@ -20,6 +20,7 @@ mod labelling;
 mod manual;
 mod model;
 mod originals;
+mod paths;
 mod plan;
 mod plot;
 mod profile;

@@ -273,8 +273,15 @@ pub(crate) fn run(
         reference: reference.unwrap_or(config.preprocess.reference),
         ..RowOptions::default()
     };
-    let opened = open_any(&dir, &Config::default(), &rows, onnxruntime).context(Usage)?;
-    let opened = match opened {
+    let config = Config::default();
+    // What rows ask for does not matter here: a model without classes is inspected too.
+    let opened = match Prompt::is_in(&dir) {
+        true => open_any(&dir, &config, &rows, onnxruntime),
+        false => {
+            load(&dir, &config, &rows, onnxruntime).map(|opened| Opened::Model(Box::new(opened)))
+        }
+    };
+    let opened = match opened.context(Usage)? {
         Opened::Model(opened) => opened,
         Opened::Prompt(prompt, plan) => {
             if json {

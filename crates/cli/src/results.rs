@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use tempfile::TempDir;
 use trommel_sink::{
     JobRecord, Misnumbered, ResultRow, StoredColumns, StoredRows, TableRows, misnumbered,
@@ -13,6 +13,9 @@ use trommel_storage::{Mirror, StorageError};
 
 use crate::config::Config;
 use crate::exit::Usage;
+use crate::paths::check_input;
+
+const REMEDY: &str = "give the file or folder that trommel classify wrote with --output";
 
 /// Results as a command names them, copied to this machine where they are elsewhere.
 pub(crate) struct Results {
@@ -54,6 +57,7 @@ impl Results {
             });
         }
         let Some(rest) = named.strip_prefix("s3://") else {
+            check_input(named.as_ref(), "results", REMEDY)?;
             return Ok(Self {
                 named: named.to_owned(),
                 path: named.into(),
@@ -61,7 +65,8 @@ impl Results {
             });
         };
         let Some((parent, folder)) = rest.trim_end_matches('/').rsplit_once('/') else {
-            bail!("{named} is a whole bucket; name the prefix of the results in it");
+            let bucket = anyhow!("{named} is a whole bucket; give the prefix of the results in it");
+            return Err(bucket.context(Usage));
         };
         let copy = folder_for_copy()?;
         let mirror = Mirror::of(&format!("s3://{parent}/"), copy.path(), &config.s3);

@@ -95,7 +95,7 @@ fn format_of(file: &Path) -> Result<Format, StorageError> {
         StorageError::new(
             StorageErrorKind::InvalidSource,
             format!(
-                "{} is no result: expected .parquet, .jsonl (.ndjson), .csv or a folder of parts",
+                "{} is not a file of results: expected .parquet, .jsonl (.ndjson), .csv or a folder of parts",
                 file.display()
             ),
         )
@@ -119,7 +119,10 @@ pub(crate) fn stored_parts(path: &Path) -> Result<Vec<StoredPart>, StorageError>
     if first.is_empty() && !path.join(SUCCESS).exists() {
         return Err(StorageError::new(
             StorageErrorKind::NotFound,
-            format!("{} holds no parts", path.display()),
+            format!(
+                "{} has no results in it; give the file or folder that trommel classify wrote with --output",
+                path.display()
+            ),
         ));
     }
     let mut generations = vec![first];

@@ -93,6 +93,30 @@ mod tests {
         assert_says("trommel profile -m m --batches 1,0", "--batches must be");
     }
 
+    #[test]
+    fn a_log_filter_that_names_no_level_is_refused() {
+        for (filter, words) in [
+            ("loud", "loud is not a level: expected off, error, warn"),
+            ("warn,loud", "loud is not a level"),
+            ("trommel_worker", "trommel_worker is not a level"),
+            ("trommel_worker=loud", "expected off, error, warn"),
+            ("=x=y", "expected off, error, warn"),
+        ] {
+            assert_says(&format!("trommel config --log {filter}"), words);
+        }
+        for filter in [
+            "Info",
+            "off",
+            "3",
+            "warn,ort=off",
+            "[image{index=3}]=debug",
+            "''",
+        ] {
+            let line = format!("trommel config --log {filter}");
+            parse_from(shlex::split(&line).unwrap()).unwrap();
+        }
+    }
+
     /// What cannot be 0 is known by its type, so an option that is added later is answered too.
     #[test]
     fn no_option_answers_in_the_words_of_the_standard_library() {

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use self::shared::share;
+use self::shared::{log_filter, share};
 
 pub(crate) use self::classify::ClassifyArgs;
 pub(crate) use self::embeddings::{DedupArgs, DerivedArgs, FindArgs, FitArgs, RelabelArgs};
@@ -59,65 +59,68 @@ pub(crate) struct Cli {
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) onnxruntime: Option<PathBuf>,
 
-    /// What is logged to standard error, such as `info` or `trommel_worker=debug`
+    /// Filter of the log lines on standard error, such as `info` or `trommel_worker=debug`
     #[arg(
         long,
         global = true,
         value_name = "FILTER",
         env = "TROMMEL_LOG",
-        default_value = DEFAULT_LOG
+        default_value = DEFAULT_LOG,
+        value_parser = log_filter
     )]
     pub(crate) log: String,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Try it: classify a few shipped digits, and write a table and a report
+    /// Classify a few sample digits, and write a table and a report
     Demo(DemoArgs),
     /// Classify images on this machine
     Classify(Box<ClassifyArgs>),
-    /// Hold roles of the pipeline, over NATS JetStream
+    /// Run roles of the pipeline as a process, over NATS JetStream
     Worker(Box<WorkerArgs>),
-    /// Answer requests for the labels of single images, over HTTP and NATS
+    /// Classify single images on request, over HTTP and NATS
     Serve(Box<ServeArgs>),
     /// Publish the frames of a camera, a stream or a video file as a live source
     Feed(Box<FeedArgs>),
     /// Submit a job to the workers
     Submit(Box<SubmitArgs>),
-    /// Look at jobs, classify their failed images again, end them
+    /// List, inspect, retry and cancel jobs
     Jobs(JobsArgs),
-    /// Watch jobs and stages: rates, the bottleneck, and which knob to turn
+    /// Watch jobs and stages: rates, the bottleneck and what to change
     Top(TopArgs),
-    /// Look at a model
+    /// Inspect, verify or fetch a model
     #[command(subcommand)]
     Model(ModelCommand),
     /// Where a model's time goes: by node, by operator, by size of batch
     Profile(ProfileArgs),
-    /// How fast each stage is alone, all of them together, and a server under load
+    /// Measure each stage alone, the whole pipeline, and a server under load
     Bench(Box<BenchArgs>),
-    /// Find the fastest settings for a model on this machine, for classify, serve and workers to take
+    /// Find the fastest settings for a model on this machine; classify, serve and workers then use
+    /// them
     Tune(Box<TuneArgs>),
-    /// What a rate and a time of answer take: batch, wait, sessions, cores, broker, cost
+    /// Plan capacity for a rate and a latency: batch, wait, sessions, cores, broker, cost
     Plan(Box<PlanArgs>),
-    /// Score results against labels, or against another run's results
+    /// Evaluate results against labels, or against another run's results
     Evaluate(EvaluateArgs),
-    /// Results as one page with pictures: what is in each class, what failed, what is unsure
+    /// Write results as one HTML page with pictures: classes, scores, failures
     Report(Box<ReportArgs>),
-    /// Copy or link images into a folder for each label, or list those that a person should look at
+    /// Copy or link images into a folder for each label, or list the images that a person should
+    /// review
     Export(Box<ExportArgs>),
-    /// Give images other labels by their stored embeddings, without reading any of them
+    /// Assign new labels from stored embeddings or scores, without reading images
     Relabel(Box<RelabelArgs>),
-    /// Learn labels from examples, by stored embeddings, for relabel
+    /// Train a classifier for relabel from labelled examples, on stored embeddings
     Fit(Box<FitArgs>),
-    /// Find the images that are most like a text or an image, by stored embeddings
+    /// Find the images most similar to a text or an image, by stored embeddings
     Find(Box<FindArgs>),
-    /// Find images that are the same but for little, by stored embeddings
+    /// Find near-duplicate images, by stored embeddings
     Dedup(Box<DedupArgs>),
     /// Print the effective configuration, secrets redacted
     Config(Box<ConfigArgs>),
-    /// Print the part of nats-server's configuration that says which user may do what
+    /// Print the user permissions for nats-server's configuration
     NatsPermissions(NatsPermissionsArgs),
-    /// Print what completes commands and flags in a shell: bash, zsh, fish and others
+    /// Print a shell completion script for bash, zsh, fish and others
     Completions(CompletionsArgs),
     /// Write the manual pages
     #[command(hide = true)]
@@ -126,7 +129,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct NatsPermissionsArgs {
-    /// What the names of streams and subjects begin with. Default: broker.prefix
+    /// Prefix of the names of streams and subjects. Default: broker.prefix
     #[arg(long, value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
 

@@ -7,22 +7,26 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::builder::UnknownArgumentValueParser;
 use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use trommel_sink::Format;
 use trommel_types::{EmbeddingType, FrameRate, LabelSet, Mode, Reference, RowOptions};
+
+use crate::paths::check_input;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Selection")]
 pub(crate) struct SourceArgs {
-    /// Take N images, chosen evenly by a hash of their names
+    /// Classify a sample of N images, chosen evenly by a hash of their names
     #[arg(long, value_name = "N")]
     pub(crate) sample: Option<u64>,
 
-    /// Another choice of the same size
+    /// Seed of the sample
     #[arg(long, value_name = "SEED", default_value_t = 0, requires = "sample")]
     pub(crate) sample_seed: u64,
 
-    /// File name suffixes to take from folders and archives, such as jpg,png. Default: those of
-    /// the formats that are read
+    /// Suffixes of the files to read from folders and archives, such as jpg,png. Default: those of
+    /// all supported formats
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) suffixes: Option<Vec<String>>,
 
@@ -34,25 +38,25 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_size: Option<u64>,
 
-    /// Column of a manifest that holds the uris. Default: uri, path, image or another usual name
+    /// Column of uris in a manifest. Default: uri, path, image or another common name
     #[arg(long, value_name = "NAME")]
     pub(crate) uri_column: Option<String>,
 
-    /// Where relative paths in lists begin: a folder, s3://bucket/prefix or https://host/path.
-    /// Default: the list's own folder; of standard input, the current one
+    /// Base of relative paths in lists: a folder, s3://bucket/prefix or https://host/path. Default:
+    /// the folder of the list; for standard input, the current one
     #[arg(long, value_name = "PLACE")]
     pub(crate) base: Option<String>,
 
-    /// Binary column of a Parquet file that holds the images. Default: the only one
+    /// Column of encoded images in a Parquet file. Default: the only binary column
     #[arg(long, value_name = "NAME")]
     pub(crate) image_column: Option<String>,
 
-    /// Frames to take from each second of a video. Default: 1
+    /// Frames to classify per second of a video. Default: 1
     #[arg(long, value_name = "RATE")]
     pub(crate) fps: Option<FrameRate>,
 }
 
-/// How S3 is reached; credentials come from where all AWS tools look for them.
+/// Connection to S3; credentials are found as by all AWS tools.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "S3")]
 pub(crate) struct S3Args {
@@ -60,7 +64,7 @@ pub(crate) struct S3Args {
     #[arg(long, value_name = "URL")]
     pub(crate) s3_endpoint: Option<String>,
 
-    /// Send requests unsigned, as for public buckets
+    /// Send unsigned requests, for public buckets
     #[arg(long)]
     pub(crate) s3_anonymous: bool,
 }
@@ -77,12 +81,11 @@ pub(crate) struct BrokerArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Telemetry")]
 pub(crate) struct TelemetryArgs {
-    /// Address that answers /metrics, /healthz and /readyz, such as 0.0.0.0:9464. Default: none
+    /// Address to serve /metrics, /healthz and /readyz on, such as 0.0.0.0:9464. Default: none
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// OpenTelemetry collector that traces are sent to, such as http://localhost:4317. Default:
-    /// none
+    /// OpenTelemetry collector to send traces to, such as http://localhost:4317. Default: none
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
 }
@@ -91,31 +94,31 @@ pub(crate) struct TelemetryArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct TuningArgs {
-    /// Where the model runs: cpu, cuda:N, tensorrt:N, or several of one kind with commas between
+    /// Device of the model: cpu, cuda:N or tensorrt:N; several of one kind are separated by commas
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
 
-    /// Memory that images, tensors and rows in flight may take, without the models' own
+    /// Memory for images, tensors and rows in flight, not counting models
     #[arg(long, value_name = "MIB")]
     pub(crate) memory_budget: Option<NonZeroUsize>,
 
-    /// Threads that decode and resize
+    /// Threads for decoding and resizing
     #[arg(long, value_name = "N")]
     pub(crate) preprocess_threads: Option<NonZeroUsize>,
 
-    /// Copies of the model that run side by side on each device
+    /// Copies of the model to run in parallel on each device
     #[arg(long, value_name = "N")]
     pub(crate) instances: Option<NonZeroUsize>,
 
-    /// Threads inside each copy
+    /// Threads of each copy
     #[arg(long, value_name = "N")]
     pub(crate) intra_threads: Option<NonZeroUsize>,
 
-    /// Images in a full batch. Default: the fastest number, measured once for a model and a machine
+    /// Images in a full batch. Default: the fastest size, measured once per model and machine
     #[arg(long, value_name = "N")]
     pub(crate) max_batch: Option<NonZeroUsize>,
 
-    /// Leave settings that trommel tune has found for the model where they are
+    /// Ignore the settings that trommel tune has saved for the model
     #[arg(long)]
     pub(crate) no_profile: bool,
 
@@ -141,7 +144,7 @@ const THREADS: &str = "'--preprocess-threads' is for decoding and resizing, '--i
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Rows")]
 pub(crate) struct RowArgs {
-    /// Classes in a row's `top`
+    /// Number of classes in a row's `top`
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<NonZeroU32>,
 
@@ -149,8 +152,8 @@ pub(crate) struct RowArgs {
     #[arg(long)]
     pub(crate) logits: bool,
 
-    /// Add the image's embedding to each row, of a model that gives one; in float32, or in half the
-    /// bytes with --embedding=float16
+    /// Add the image's embedding to each row, as float32, or as float16 with --embedding=float16.
+    /// The model must have an output for it
     #[arg(
         long,
         value_name = "TYPE",
@@ -160,14 +163,15 @@ pub(crate) struct RowArgs {
     )]
     pub(crate) embedding: Option<EmbeddingType>,
 
-    /// Scale embeddings to the length 1
+    /// Scale embeddings to length 1
     #[arg(long, requires = "embedding")]
     pub(crate) normalize: bool,
 
     #[command(flatten)]
     pub(crate) labels: LabelArgs,
 
-    /// Leave out classes below this score, except the best one. Default: what the model's folder says
+    /// Leave out classes below this score, unless none reaches it: then keep the best one. Default:
+    /// the thresholds in the model's folder
     #[arg(long, value_name = "SCORE", value_parser = score)]
     pub(crate) threshold: Option<f32>,
 
@@ -175,16 +179,16 @@ pub(crate) struct RowArgs {
     #[arg(long = "threshold-of", value_name = "LABEL=SCORE", value_parser = label_score)]
     pub(crate) thresholds: Vec<(String, f32)>,
 
-    /// Decode large JPEGs to a half, a quarter or an eighth of their size
+    /// Decode large JPEGs at a half, a quarter or an eighth of their size
     #[arg(long)]
     pub(crate) fast: bool,
 
-    /// Whose processor the tensors follow: auto, pillow or torchvision. Default: preprocess.reference,
-    /// else what the library that wrote the model's folder uses
+    /// Image processor that tensors must match: auto, pillow or torchvision. Default:
+    /// preprocess.reference, else the one of the library that wrote the model's folder
     #[arg(long, value_name = "NAME")]
     pub(crate) reference: Option<Reference>,
 
-    /// In CSV, put ' before text that a spreadsheet would run as a formula
+    /// In CSV, prefix text that a spreadsheet would run as a formula with '
     #[arg(long)]
     pub(crate) escape_formulas: bool,
 }
@@ -218,12 +222,13 @@ impl RowArgs {
 /// Classes that the command names, of models with a tower for texts.
 #[derive(Debug, Default, Args)]
 pub(crate) struct LabelArgs {
-    /// File of labels, one a line: classes of your own, for CLIP, SigLIP and other models that read texts
+    /// File of labels, one per line: your own classes, for CLIP, SigLIP and other models with a
+    /// text tower
     #[arg(long, value_name = "FILE")]
     pub(crate) labels: Option<PathBuf>,
 
-    /// Sentence in which {} stands for a label; of several the embeddings are averaged. Default:
-    /// a photo of a {}
+    /// Sentence with {} in place of the label; the embeddings of several templates are averaged.
+    /// Default: a photo of a {}
     #[arg(long = "template", value_name = "SENTENCE", requires = "labels")]
     pub(crate) templates: Vec<String>,
 }
@@ -237,6 +242,7 @@ impl LabelArgs {
         let Some(file) = &self.labels else {
             return Ok(None);
         };
+        check_input(file, "labels", "give a file with one label a line")?;
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("failed to read the labels in {}", file.display()))?;
         let set = LabelSet {
@@ -277,9 +283,24 @@ pub(super) fn score(text: &str) -> Result<f32, String> {
     }
 }
 
-fn label_score(text: &str) -> Result<(String, f32), String> {
+pub(super) fn label_score(text: &str) -> Result<(String, f32), String> {
     let (label, text) = text.rsplit_once('=').ok_or("give LABEL=SCORE")?;
     Ok((label.to_owned(), score(text)?))
+}
+
+/// A filter of log lines. A lone word must be a level: the parser takes any other for a module.
+pub(super) fn log_filter(text: &str) -> Result<String, String> {
+    let expected = "expected off, error, warn, info, debug or trace, or MODULE=LEVEL, such as \
+                    trommel_worker=debug; several with commas between";
+    let unknown = text.split(',').map(str::trim).find(|directive| {
+        let is_word = !directive.contains(['=', '[', ']', '{', '}', '"']);
+        is_word && !directive.is_empty() && directive.parse::<LevelFilter>().is_err()
+    });
+    match (unknown, EnvFilter::try_new(text)) {
+        (Some(unknown), _) => Err(format!("{unknown} is not a level: {expected}")),
+        (None, Err(error)) => Err(format!("{error}: {expected}")),
+        (None, Ok(_)) => Ok(text.to_owned()),
+    }
 }
 
 pub(super) fn share(text: &str) -> Result<f64, String> {

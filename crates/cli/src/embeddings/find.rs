@@ -23,9 +23,9 @@ use crate::results::Results;
 /// # Errors
 /// When query, model and results do not go together, or no image has an embedding.
 pub(crate) fn run(args: &FindArgs, config: &Config, onnxruntime: Option<&Path>) -> Result<Exit> {
+    let results = Results::open_embedded(&args.results, config)?;
     let dir = args.model.folder(args.dtype, true).context(Usage)?;
     let version = trommel_infer::version(&dir).context(Usage)?;
-    let results = Results::open_embedded(&args.results, config)?;
     let mut query = match Path::new(&args.query).is_file() {
         true => of_image(Path::new(&args.query), &dir, config, onnxruntime),
         false => of_text(&args.query, &dir, onnxruntime),

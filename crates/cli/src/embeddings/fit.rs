@@ -18,6 +18,7 @@ use crate::args::FitArgs;
 use crate::config::Config;
 use crate::evaluate::Truth;
 use crate::exit::{Exit, Usage};
+use crate::paths::check_output;
 use crate::results::Results;
 
 /// How much examples count beside short weights: those that are tried. The accuracy on examples that were
@@ -29,6 +30,7 @@ const TRIED: [f64; 5] = [0.01, 0.1, 1.0, 10.0, 100.0];
 /// # Errors
 /// When there are too few examples, or the results have no embeddings or those of several models.
 pub(crate) fn run(args: &FitArgs, config: &Config) -> Result<Exit> {
+    check_output(&args.output)?;
     let truth = Truth::named(args.labels.as_deref(), args.labels_from.as_deref()).context(Usage)?;
     let results = Results::open_embedded(&args.results, config)?;
     let labelled = Labelled::read(&results, &truth, args.normalize).context(Usage)?;

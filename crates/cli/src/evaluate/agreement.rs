@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use trommel_sink::ResultRow;
 
+use super::truth::uri_key;
 use crate::results::Results;
 
 /// What stands for the label of an image that could not be classified.
@@ -88,12 +89,12 @@ pub(super) fn compare(results: &Results, against: &Results) -> Result<Agreement>
         let row = row?;
         let label = row.label.zip(row.score);
         let is_met = false;
-        others.insert(row.uri, Other { label, is_met });
+        others.insert(uri_key(&row.uri).to_owned(), Other { label, is_met });
     }
     let mut tally = Tally::default();
     for row in results.rows()? {
         let row = row?;
-        match others.get_mut(&row.uri) {
+        match others.get_mut(uri_key(&row.uri)) {
             Some(other) => {
                 other.is_met = true;
                 tally.add(&row, other.label.as_ref());
@@ -256,14 +257,14 @@ impl fmt::Display for Agreement {
         if here + there + both > 0 {
             writeln!(
                 f,
-                "failed              {here} here only, {there} there only, counted as different; {both} in both, left out"
+                "failed              {here} only here, {there} only there, counted as different; {both} in both, not counted"
             )?;
         }
         let (here, there) = (self.only_here, self.only_there);
         if here + there > 0 {
             writeln!(
                 f,
-                "left out            {here} rows that are here only, {there} there only"
+                "not counted         {here} rows only here, {there} only there"
             )?;
         }
         let width = self.classes.iter().map(|class| class.label.chars().count());

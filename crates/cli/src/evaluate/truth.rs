@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use trommel_sink::ResultRow;
 
 use crate::args::EvaluateArgs;
+use crate::paths::check_input;
 
 /// Where true labels come from.
 pub(crate) enum Truth {
@@ -15,7 +16,7 @@ pub(crate) enum Truth {
     Folders,
     /// A pass-through column.
     Column(String),
-    /// A file, by uri.
+    /// A file, by uri without a leading `./`.
     File(PathBuf, HashMap<String, String>),
 }
 
@@ -38,7 +39,7 @@ impl Truth {
                 Some(name) => Ok(Self::Column(name.to_owned())),
                 None => bail!("--labels-from {text}: expected folders or column:NAME"),
             },
-            None => bail!("name the true labels with --labels or --labels-from"),
+            None => bail!("give the true labels with --labels or --labels-from"),
         }
     }
 
@@ -54,7 +55,7 @@ impl Truth {
         column: impl Fn(&str) -> Option<String>,
     ) -> Option<String> {
         match self {
-            Self::File(_, labels) => labels.get(uri).cloned(),
+            Self::File(_, labels) => labels.get(uri_key(uri)).cloned(),
             Self::Column(name) => column(name),
             Self::Folders => {
                 let member = uri.rsplit('#').next()?;
@@ -70,7 +71,7 @@ impl Truth {
             Self::File(path, labels) => match labels.keys().min() {
                 None => format!("{} holds no labels", path.display()),
                 Some(labelled) => format!(
-                    "{} has none by the uri of a row: a row's is {uri:?}, a label's {labelled:?}; write the same in both",
+                    "the uris in {} do not match those of the rows: a row has {uri:?}, a label has {labelled:?}; write them the same way",
                     path.display()
                 ),
             },
@@ -90,39 +91,58 @@ impl fmt::Display for Truth {
     }
 }
 
+/// The uri without a leading `./`, which rows have if the source was given with it.
+pub(super) fn uri_key(uri: &str) -> &str {
+    uri.strip_prefix("./").unwrap_or(uri)
+}
+
 /// Reads columns `uri` and `label` of a CSV or JSON Lines file.
 fn read_labels(path: &Path) -> Result<HashMap<String, String>> {
+    check_input(path, "labels", LABELS)?;
+    let failed = || format!("failed to read labels {}; {LABELS}", path.display());
+    match path.extension().and_then(|suffix| suffix.to_str()) {
+        Some("csv") => csv_labels(path).with_context(failed),
+        Some("jsonl" | "ndjson" | "json") | None => json_labels(path).with_context(failed),
+        _ => bail!("{}: unknown format of labels; {LABELS}", path.display()),
+    }
+}
+
+const LABELS: &str = "give a CSV file (.csv) with columns uri and label, or JSON Lines (.jsonl)";
+
+fn csv_labels(path: &Path) -> Result<HashMap<String, String>> {
+    let mut reader = csv::Reader::from_path(path)?;
+    let headers = reader.headers()?.clone();
+    let place = |name: &str| {
+        let place = headers.iter().position(|header| header.trim() == name);
+        let found = || headers.iter().collect::<Vec<_>>().join(", ");
+        place.with_context(|| format!("there is no column {name}; the columns are {}", found()))
+    };
+    let (uri, label) = (place("uri")?, place("label")?);
+    let labels = reader.records().map(|record| {
+        let record = record?;
+        let field = |place: usize| record.get(place).unwrap_or_default().to_owned();
+        Ok((uri_key(&field(uri)).to_owned(), field(label)))
+    });
+    labels.collect()
+}
+
+fn json_labels(path: &Path) -> Result<HashMap<String, String>> {
     #[derive(serde::Deserialize)]
     struct Labelled {
         uri: String,
         label: serde_json::Value,
     }
-    let failed = || format!("failed to read labels {}", path.display());
-    let pair = |labelled: Labelled| match labelled.label {
-        serde_json::Value::String(label) => (labelled.uri, label),
-        other => (labelled.uri, other.to_string()),
-    };
-    if path.extension().is_some_and(|suffix| suffix == "csv") {
-        let mut reader = csv::Reader::from_path(path).with_context(failed)?;
-        let headers = reader.headers().with_context(failed)?.clone();
-        let place = |name: &str| {
-            let place = headers.iter().position(|header| header.trim() == name);
-            place.with_context(|| format!("{} has no column {name}", path.display()))
+    let text = std::fs::read_to_string(path)?;
+    let lines = text.lines().zip(1..);
+    let lines = lines.filter(|(line, _)| !line.trim().is_empty());
+    let labels = lines.map(|(line, number)| {
+        let labelled: Labelled =
+            serde_json::from_str(line).with_context(|| format!("line {number}"))?;
+        let label = match labelled.label {
+            serde_json::Value::String(label) => label,
+            other => other.to_string(),
         };
-        let (uri, label) = (place("uri")?, place("label")?);
-        return reader
-            .records()
-            .map(|record| {
-                let record = record.with_context(failed)?;
-                let field = |place: usize| record.get(place).unwrap_or_default().to_owned();
-                Ok((field(uri), field(label)))
-            })
-            .collect();
-    }
-    let text = std::fs::read_to_string(path).with_context(failed)?;
-    let lines = text.lines().filter(|line| !line.trim().is_empty());
-    lines
-        .map(|line| Ok(pair(serde_json::from_str(line)?)))
-        .collect::<Result<_>>()
-        .with_context(failed)
+        Ok((uri_key(&labelled.uri).to_owned(), label))
+    });
+    labels.collect()
 }

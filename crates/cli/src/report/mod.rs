@@ -22,6 +22,7 @@ use crate::args::ReportArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::originals::Originals;
+use crate::paths::{check_input, check_output};
 use crate::results::Results;
 
 const TEMPLATE: &str = include_str!("report.html");
@@ -32,6 +33,7 @@ const LISTED_CLASSES: usize = 100;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs, config: &Config) -> Result<Exit> {
+    check_output(&args.output)?;
     let summary = args.summary.as_deref().map(read_summary).transpose()?;
     let results = Results::open(&args.results, config)?;
     let originals = Originals::of(&results, args.root.as_deref(), config).context(Usage)?;
@@ -71,6 +73,11 @@ fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String
 
 /// What `trommel classify --json` has printed.
 fn read_summary(path: &Path) -> Result<Value> {
+    check_input(
+        path,
+        "summary",
+        "give a file of what trommel classify --json printed",
+    )?;
     let failed = || format!("failed to read the summary {}", path.display());
     let text = std::fs::read(path).with_context(failed).context(Usage)?;
     let summary: Value = serde_json::from_slice(&text)

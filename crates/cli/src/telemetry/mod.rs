@@ -42,7 +42,7 @@ impl Telemetry {
     /// When the filter is invalid, or the address to listen at is taken.
     pub(crate) fn start(config: &TelemetryConfig, filter: &str) -> Result<Self> {
         let filter = EnvFilter::try_new(filter)
-            .with_context(|| format!("invalid log filter {filter:?}; try warn, info or debug"))
+            .with_context(|| format!("invalid log filter {filter:?}"))
             .context(Usage)?;
         let wants_thread = config.listen.is_some() || config.otlp_endpoint.is_some();
         let runtime = wants_thread.then(start_thread).transpose()?;
