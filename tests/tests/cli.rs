@@ -117,6 +117,14 @@ fn a_model_is_inspected() {
 }
 
 #[test]
+fn a_model_without_classes_is_inspected_too() {
+    let towers = trommel_tests::root().join("crates/infer/tests/models/clip_both");
+    let run = Trommel::new(["model", "inspect"]).arg(towers).run();
+    assert_code(&run, 0);
+    assert!(stdout(&run).contains("image_embeds"), "{}", stdout(&run));
+}
+
+#[test]
 fn results_are_evaluated_from_folders_and_from_a_file() {
     let folder = Folder::new();
     let output = folder.path("rows.parquet");
@@ -310,4 +318,115 @@ fn the_summary_is_json_on_request_and_silence_is_kept() {
         .arg("--quiet")
         .run();
     assert_eq!((stdout(&run), stderr(&run)), (String::new(), String::new()));
+}
+
+#[test]
+fn a_file_that_does_not_exist_is_named_with_what_to_give() {
+    let folder = Folder::with_digits(2);
+    let results = folder.path("results.csv");
+    assert_code(&Trommel::classify(&folder.images(), &results).run(), 0);
+    let path = |name: &str| folder.path(name).to_str().unwrap().to_owned();
+    let (missing, found) = (path("result.csv"), path("results.csv"));
+    let model = digits_model();
+    let model = model.to_str().unwrap();
+    let refused = |args: &[&str], named: &str, remedy: &str| {
+        let run = Trommel::new(args).run();
+        assert_code(&run, 2);
+        let said = stderr(&run);
+        for words in [&format!("{named} does not exist; "), remedy] {
+            assert!(said.contains(words), "{words} is missing: {said}");
+        }
+    };
+    for args in [
+        &["evaluate", &missing, "--labels-from", "folders"][..],
+        &["evaluate", &found, "--against", &missing],
+        &["report", &missing],
+        &["export", &missing, "--by-label", &path("sorted")],
+        &[
+            "export",
+            &found,
+            "--to",
+            "csv",
+            "--output",
+            &path("list.csv"),
+            "--disagree",
+            &missing,
+        ],
+        &["fit", &missing, "--labels-from", "folders"],
+        &["find", &missing, "a cat", "--model", model],
+        &["dedup", &missing],
+        &["relabel", &missing, "--head", &path("head.json")],
+    ] {
+        refused(args, &missing, &format!("did you mean {found}?"));
+    }
+    let none = path("none");
+    for (args, remedy) in [
+        (
+            &["evaluate", &found, "--labels", &none][..],
+            "columns uri and label",
+        ),
+        (&["fit", &found, "--labels", &none], "columns uri and label"),
+        (
+            &["report", &found, "--summary", &none],
+            "trommel classify --json",
+        ),
+        (
+            &["relabel", &found, "--model", model, "--labels", &none],
+            "one label a line",
+        ),
+        (&["relabel", &found, "--head", &none], "trommel fit"),
+    ] {
+        refused(args, &none, remedy);
+    }
+}
+
+#[test]
+fn labels_in_another_format_are_refused_with_what_is_read() {
+    let folder = Folder::with_digits(2);
+    let results = folder.path("results.csv");
+    assert_code(&Trommel::classify(&folder.images(), &results).run(), 0);
+    for (name, text, words) in [
+        (
+            "a.txt",
+            "a cat",
+            "unknown format of labels; give a CSV file",
+        ),
+        (
+            "b.csv",
+            "path;label\n",
+            "there is no column uri; the columns are path;label",
+        ),
+        (
+            "c.jsonl",
+            "{\"uri\": \"a\", \"label\": 1}\na cat\n",
+            "line 2",
+        ),
+    ] {
+        let labels = folder.path(name);
+        fs::write(&labels, text).unwrap();
+        let run = Trommel::new(["evaluate", results.to_str().unwrap(), "--labels"])
+            .arg(&labels)
+            .run();
+        assert_code(&run, 2);
+        let said = stderr(&run);
+        assert!(said.contains(words) && said.contains(name), "{said}");
+    }
+}
+
+#[test]
+fn a_file_to_write_needs_its_folder_before_any_work() {
+    let folder = Folder::with_digits(2);
+    let results = folder.path("results.csv");
+    assert_code(&Trommel::classify(&folder.images(), &results).run(), 0);
+    let (results, page) = (results.to_str().unwrap(), folder.path("no/page"));
+    let page = page.to_str().unwrap();
+    for args in [
+        &["report", results, "--output", page][..],
+        &["fit", results, "--labels-from", "folders", "--output", page],
+        &["export", results, "--to", "csv", "--output", page],
+    ] {
+        let run = Trommel::new(args).run();
+        assert_code(&run, 2);
+        assert!(stderr(&run).contains("create it first"), "{}", stderr(&run));
+    }
 }

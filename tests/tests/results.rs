@@ -111,6 +111,36 @@ fn labels_that_have_nothing_to_do_with_the_rows_are_refused_with_an_example() {
 }
 
 #[test]
+fn a_leading_dot_in_the_source_does_not_separate_rows_from_labels() {
+    let folder = Folder::with_digits(3);
+    let (results, labels) = (folder.path("rows.csv"), folder.path("labels.csv"));
+    let run = Trommel::classify(Path::new("./images"), &results)
+        .current_dir(&folder.path(""))
+        .run();
+    assert_code(&run, 0);
+    assert!(rows(&results)[0].uri.starts_with("./images/"));
+    let label = rows(&results)[0].label.clone().unwrap();
+    fs::write(&labels, format!("uri,label\nimages/000000.jpg,{label}\n")).unwrap();
+    let run = Trommel::new(["evaluate", "--min-accuracy", "1"])
+        .arg(&results)
+        .arg("--labels")
+        .arg(&labels)
+        .run();
+    assert_code(&run, 0);
+    let others = folder.path("others.csv");
+    assert_code(&Trommel::classify(&folder.images(), &others).run(), 0);
+    let relative = fs::read_to_string(&others).unwrap();
+    let root = folder.path("").display().to_string();
+    fs::write(folder.path("relative.csv"), relative.replace(&root, "")).unwrap();
+    let run = Trommel::new(["evaluate", "--min-agreement", "1"])
+        .arg(&results)
+        .arg("--against")
+        .arg(folder.path("relative.csv"))
+        .run();
+    assert_code(&run, 0);
+}
+
+#[test]
 fn the_threshold_that_reaches_a_precision_is_named() {
     let folder = Folder::new();
     let results = folder.path("rows.jsonl");
@@ -145,6 +175,90 @@ fn the_threshold_that_reaches_a_precision_is_named() {
         words.contains("all classes") && words.contains("for 99.0 %"),
         "{words}"
     );
+}
+
+/// Labels and scores of all rows, by index.
+fn tops(path: &Path) -> Vec<(u64, Option<String>, Vec<trommel_types::TopLabel>)> {
+    let mut tops: Vec<_> = rows(path)
+        .into_iter()
+        .map(|row| (row.index, row.label, row.top))
+        .collect();
+    tops.sort_by_key(|(index, ..)| *index);
+    tops
+}
+
+/// N10: thresholds needed all images to be classified again.
+#[test]
+fn thresholds_decide_labels_from_stored_scores_as_a_new_job_would() {
+    let folder = Folder::new();
+    let classify = |name: &str, args: &[&str]| {
+        let output = folder.path(name);
+        assert_code(&Trommel::classify(&examples(), &output).args(args).run(), 0);
+        output
+    };
+    let relabel = |results: &Path, name: &str, args: &[&str]| {
+        let output = folder.path(name);
+        let run = Trommel::new(["relabel"])
+            .arg(results)
+            .arg("--output")
+            .arg(&output)
+            .args(args);
+        (run.run(), output)
+    };
+    let model = digits_model();
+    let model = ["--model", model.to_str().unwrap()];
+    let stricter = ["--threshold-of", "8=0.999", "--threshold-of", "3=0.999"];
+    let with_model = [&model[..], &stricter].concat();
+
+    let all = classify("all.parquet", &["--top-k", "10"]);
+    let (run, new) = relabel(&all, "new.parquet", &with_model);
+    assert_code(&run, 0);
+    let expected = classify(
+        "expected.parquet",
+        &[&["--top-k", "10"], &stricter[..]].concat(),
+    );
+    assert_eq!(tops(&new), tops(&expected));
+    let labels = |path| tops(path).into_iter().map(|(_, label, _)| label);
+    assert!(labels(&all).ne(labels(&new)), "no label changes");
+
+    let text = classify("all.jsonl", &["--top-k", "10"]);
+    let (run, new) = relabel(&text, "new.jsonl", &with_model);
+    assert_code(&run, 0);
+    assert_eq!(tops(&new), tops(&expected));
+
+    // What was left out below 0.5 cannot be the label where more is asked for.
+    let half = classify("half.parquet", &["--top-k", "10", "--threshold", "0.5"]);
+    let (run, new) = relabel(
+        &half,
+        "surer.parquet",
+        &[&model[..], &["--threshold", "0.9"]].concat(),
+    );
+    assert_code(&run, 0);
+    assert!(labels(&half).eq(labels(&new)));
+
+    let few = classify("few.parquet", &["--top-k", "1"]);
+    let unknown = ["--threshold-of", "zebra=0.5"];
+    for (results, args, words) in [
+        (&few, &with_model[..], "--top-k 10 --threshold 0"),
+        (&half, &with_model, "--top-k 10 --threshold 0"),
+        (&all, &stricter, "--model"),
+        (&all, &[&model[..], &unknown].concat(), "\"zebra\""),
+        (
+            &few,
+            &[&with_model[..], &["--top-k", "2"]].concat(),
+            "--top-k 2",
+        ),
+        (
+            &folder.path("surer.parquet"),
+            &with_model,
+            "give the results of that job",
+        ),
+    ] {
+        let (run, output) = relabel(results, "refused.parquet", args);
+        assert_code(&run, 2);
+        assert!(stderr(&run).contains(words), "{words}: {}", stderr(&run));
+        assert!(!output.exists(), "{words}");
+    }
 }
 
 /// N37: a report that was made in another folder had no pictures, and said nothing about it.

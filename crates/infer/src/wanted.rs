@@ -117,6 +117,21 @@ impl Wanted {
         self.threshold.is_some() || !self.thresholds.is_empty()
     }
 
+    /// The score that each of these labels has to reach, of a model whose folder has thresholds `of_folder`;
+    /// `None` where every score will do.
+    ///
+    /// # Errors
+    /// Names a label that the model does not have, or a threshold that is not a score.
+    pub fn class_thresholds(
+        &self,
+        labels: &[Arc<str>],
+        of_folder: Option<&[f32]>,
+    ) -> Result<Option<Arc<[f32]>>, String> {
+        let of_folder = of_folder.map(Arc::from);
+        let resolved = self.resolve(labels, of_folder.as_ref())?;
+        Ok(resolved.thresholds)
+    }
+
     /// For a model with these labels, whose folder has these thresholds.
     ///
     /// # Errors

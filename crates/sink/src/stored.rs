@@ -1,5 +1,6 @@
 //! Rows of any format read back whole, with their embeddings, as they were when they were written.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct StoredRows {
     pub columns: Vec<Column>,
     /// Whether text of CSV is escaped against spreadsheets.
     pub escape_formulas: bool,
+    /// What shaped the rows, as [`JobRecord::options`]; `None` where the results have no record of their job.
+    pub options: Option<BTreeMap<String, String>>,
     rows: Box<dyn Iterator<Item = Result<Classification, StorageError>>>,
 }
 
@@ -62,7 +65,7 @@ pub fn read_stored(path: &Path, embeddings: bool) -> Result<StoredRows, StorageE
             columns.map(|(name, kind)| Column { name, kind }).collect()
         }
     };
-    let escapes = record.is_some_and(|record| record.escape_formulas);
+    let escapes = record.as_ref().is_some_and(|record| record.escape_formulas);
     let reader = Arc::new(Reader {
         columns: names,
         escapes,
@@ -79,6 +82,7 @@ pub fn read_stored(path: &Path, embeddings: bool) -> Result<StoredRows, StorageE
     Ok(StoredRows {
         columns,
         escape_formulas: escapes,
+        options: record.map(|record| record.options),
         rows,
     })
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::shared::{LabelArgs, score};
+use super::shared::{LabelArgs, label_score, score};
 use super::{PartFormat, S3Args};
 use crate::hub::{Dtype, ModelName};
 
@@ -34,14 +34,14 @@ impl DerivedArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("classes").required(true).multiple(true).args(["labels", "head"]))]
+#[command(group = clap::ArgGroup::new("classes").required(true).multiple(true).args(["labels", "head", "threshold", "thresholds"]))]
 pub(crate) struct RelabelArgs {
-    /// Results with embeddings: a file, a folder of parts, s3://bucket/prefix, or
-    /// postgres://user@host/database?table=name
+    /// Results with embeddings, or for thresholds alone with scores: a file, a folder of parts,
+    /// s3://bucket/prefix, or postgres://user@host/database?table=name
     #[arg(value_name = "RESULTS")]
     pub(crate) results: String,
 
-    /// The model that made the embeddings, with its tower for texts: a directory, or
+    /// The model that made the rows, with its text tower for --labels: a directory, or
     /// hf:ORGANISATION/NAME
     #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
     pub(crate) model: Option<ModelName>,
@@ -53,24 +53,40 @@ pub(crate) struct RelabelArgs {
     #[command(flatten)]
     pub(crate) labels: LabelArgs,
 
-    /// Weights of a linear layer instead of texts: what trommel fit wrote, or an ONNX graph from
-    /// embeddings to classes, whose names --labels gives
+    /// Linear classifier instead of texts: a file of trommel fit, or an ONNX graph from embeddings
+    /// to classes, named by --labels
     #[arg(long, value_name = "FILE")]
     pub(crate) head: Option<PathBuf>,
 
-    /// Classes in a row's `top`
+    /// Number of classes in a row's `top`
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<NonZeroU32>,
 
-    /// Leave out classes below this score, except the best one
+    /// Leave out classes below this score, unless none reaches it: then keep the best one. Without
+    /// --labels and --head, applies to the scores in the rows
     #[arg(long, value_name = "SCORE", value_parser = score)]
     pub(crate) threshold: Option<f32>,
+
+    /// The same for one class; may be repeated
+    #[arg(long = "threshold-of", value_name = "LABEL=SCORE", value_parser = label_score)]
+    pub(crate) thresholds: Vec<(String, f32)>,
 
     #[command(flatten)]
     pub(crate) derived: DerivedArgs,
 
     #[command(flatten)]
     pub(crate) s3: S3Args,
+}
+
+impl RelabelArgs {
+    /// The thresholds as options of the job's record, named as those of a classified job.
+    pub(crate) fn threshold_options(&self) -> impl Iterator<Item = (String, String)> {
+        let general = self.threshold.map(|score| ("threshold".to_owned(), score));
+        let of_labels = self.thresholds.iter();
+        let of_labels = of_labels.map(|(label, score)| (format!("threshold of {label}"), *score));
+        let all = general.into_iter().chain(of_labels);
+        all.map(|(name, score)| (name, score.to_string()))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -89,15 +105,15 @@ pub(crate) struct FitArgs {
     #[arg(long, value_name = "folders|column:NAME", group = "truth")]
     pub(crate) labels_from: Option<String>,
 
-    /// File for the weights, which relabel --head reads
+    /// File for the weights, for relabel --head
     #[arg(short, long, value_name = "FILE", default_value = "head.json")]
     pub(crate) output: PathBuf,
 
-    /// Parts that the examples are cut into: each is predicted once by what was learned from the others
+    /// Folds of the cross-validation
     #[arg(long, value_name = "N", default_value = "5")]
     pub(crate) folds: NonZeroUsize,
 
-    /// Scale embeddings to the length 1 first
+    /// Scale embeddings to length 1 first
     #[arg(long)]
     pub(crate) normalize: bool,
 
@@ -116,7 +132,7 @@ pub(crate) struct FindArgs {
     #[arg(value_name = "RESULTS")]
     pub(crate) results: String,
 
-    /// What to look for: a text, or the file of an image
+    /// Query: a text, or the path of an image
     #[arg(value_name = "TEXT|IMAGE")]
     pub(crate) query: String,
 
@@ -128,7 +144,7 @@ pub(crate) struct FindArgs {
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) dtype: Option<Dtype>,
 
-    /// Images to find
+    /// Number of images to find
     #[arg(long, value_name = "N", default_value = "50")]
     pub(crate) top: NonZeroUsize,
 
@@ -146,11 +162,11 @@ pub(crate) struct DedupArgs {
     #[arg(value_name = "RESULTS")]
     pub(crate) results: String,
 
-    /// Cosine of the embeddings of two images from which they are the same
+    /// Cosine similarity from which two images count as duplicates
     #[arg(long, value_name = "COSINE", default_value = "0.95", value_parser = score)]
     pub(crate) threshold: f32,
 
-    /// Share of such pairs that is found at least
+    /// Minimum share of such pairs to find
     #[arg(long, value_name = "SHARE", default_value = "0.99", value_parser = score)]
     pub(crate) recall: f32,
 

@@ -17,6 +17,9 @@ use crate::config::Config;
 use crate::exit::Usage;
 use crate::results::Results;
 
+/// The option of a record that names the job whose rows were read.
+pub(super) const ROWS_OF: &str = "rows of job";
+
 /// Rows in a part.
 const PART: usize = 1 << 16;
 
@@ -178,13 +181,12 @@ pub(crate) fn record(
     results: &Results,
     stored: &trommel_sink::StoredRows,
     first: &Classification,
-    options: impl IntoIterator<Item = (&'static str, String)>,
+    options: impl IntoIterator<Item = (impl Into<String>, String)>,
 ) -> JobRecord {
     let options = options.into_iter();
-    let mut options: std::collections::BTreeMap<_, _> = options
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    options.insert("rows of job".to_owned(), first.image.job.to_string());
+    let mut options: std::collections::BTreeMap<_, _> =
+        options.map(|(name, value)| (name.into(), value)).collect();
+    options.insert(ROWS_OF.to_owned(), first.image.job.to_string());
     let mut record = JobRecord {
         job_id: uuid::Uuid::now_v7().to_string(),
         run: JobRecord::new_run(),

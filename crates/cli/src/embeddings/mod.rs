@@ -9,6 +9,7 @@ mod head_file;
 mod logistic;
 mod near;
 mod relabel;
+mod stored_scores;
 
 pub(crate) use self::dedup::run as dedup;
 pub(crate) use self::find::run as find;

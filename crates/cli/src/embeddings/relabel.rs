@@ -12,10 +12,11 @@ use trommel_types::{Classification, ErrorKind, Failure, LabelSet, Outcome, Refer
 use super::by_column::ByColumn;
 use super::derived::{self, Rows, check_model};
 use super::head_file::HeadFile;
-use super::{embedding, other_width};
+use super::{embedding, other_width, stored_scores};
 use crate::args::RelabelArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
+use crate::paths::check_input;
 use crate::results::Results;
 
 /// Rows that are multiplied at once: their embeddings fit into a core's cache.
@@ -35,6 +36,9 @@ struct Classes {
 /// # Errors
 /// Of usage, before any row is written, when labels, head, model and results do not go together.
 pub(crate) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path>) -> Result<Exit> {
+    if args.head.is_none() && args.labels.labels.is_none() {
+        return stored_scores::run(args, config, onnxruntime);
+    }
     let results = Results::open_embedded(&args.results, config)?;
     let mut stored = results.stored()?;
     let Some(first) = stored.next().transpose().context(Usage)? else {
@@ -50,16 +54,16 @@ pub(crate) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path
     let wanted = Wanted {
         top_k: args.top_k.unwrap_or(Wanted::default().top_k),
         threshold: args.threshold,
+        thresholds: args.thresholds.iter().cloned().collect(),
         ..Wanted::default()
     };
-    let threshold = args
-        .threshold
-        .map(|threshold| ("threshold", threshold.to_string()));
-    let options = [("top-k", wanted.top_k.to_string())];
+    let options = [("top-k".to_owned(), wanted.top_k.to_string())];
+    let classes_options = classes.options.iter();
+    let classes_options = classes_options.map(|(name, value)| ((*name).to_owned(), value.clone()));
     let options = options
         .into_iter()
-        .chain(threshold)
-        .chain(classes.options.clone());
+        .chain(args.threshold_options())
+        .chain(classes_options);
     let record = derived::record(&results, &stored, &first, options);
     let head = Arc::new(classes.head);
     let labeller = Labeller::new(Arc::clone(&head), &wanted).context(Usage)?;
@@ -126,6 +130,11 @@ fn classes(
             options,
         });
     };
+    check_input(
+        path,
+        "head",
+        "give the file that trommel fit wrote, or an ONNX graph",
+    )?;
     let hash = std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
     let mut options = vec![("head", digest(&hash))];
     if path.extension().is_some_and(|suffix| suffix == "onnx") {
