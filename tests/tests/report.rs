@@ -34,7 +34,7 @@ fn a_page_shows_classes_failures_and_pictures_and_fetches_nothing() {
         "<b>301</b>images",
         "<b>300</b>labelled",
         "unknown_format <span",
-        "the bottleneck is",
+        "bottleneck: <b>",
     ] {
         assert!(html.contains(words), "{words}");
     }

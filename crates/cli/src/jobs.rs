@@ -423,7 +423,7 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
         let three = crate::summary::three(times);
         writeln!(
             out,
-            "{stage:<7} {three} ms (p50 / p95 / p99 of {count} by the workers that are there)"
+            "{stage:<7} {three} ms (p50 / p95 / p99 of {count} reported by the workers that are running)"
         )?;
     }
     match compared(job) {

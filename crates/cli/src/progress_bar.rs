@@ -2,7 +2,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use trommel_source::Source;
 use trommel_worker::Progress;
 
@@ -70,8 +70,10 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
     let done = progress.ok() + progress.failed();
     let known = progress.total().or(counted);
     let style = match known {
-        Some(_) => "{bar:30.cyan/blue} {human_pos}/{human_len} images  {per_sec}  ETA {eta}{msg}",
-        None => "{spinner} {human_pos} images  {per_sec}  {msg}",
+        Some(_) => {
+            "{bar:20.cyan/blue} {human_pos}/{human_len} images  {per_sec}  ETA {eta}{wide_msg}"
+        }
+        None => "{spinner} {human_pos} images  {per_sec}  {wide_msg}",
     };
     if let Ok(style) = ProgressStyle::with_template(style) {
         bar.set_style(style.progress_chars("━╸─").with_key("per_sec", per_second));
@@ -83,20 +85,21 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
     bar.set_position(done);
     let mut message = String::new();
     if known.is_none() {
-        message = format!("{} found, listing", progress.listed());
+        message = format!("{} found, listing", HumanCount(progress.listed()));
     }
     if progress.failed() > 0 {
-        message.push_str(&format!("  {} failed", progress.failed()));
+        message.push_str(&format!("  {} failed", HumanCount(progress.failed())));
     }
     if progress.resumed() > 0 {
-        message.push_str(&format!("  {} done before", progress.resumed()));
+        message.push_str(&format!("  {} done before", HumanCount(progress.resumed())));
     }
     bar.set_message(message);
     bar.tick();
 }
 
 fn per_second(state: &indicatif::ProgressState, out: &mut dyn std::fmt::Write) {
-    write!(out, "{:.0}/s", state.per_sec()).expect("a string takes all that is written");
+    let rate = HumanCount(state.per_sec().round() as u64);
+    write!(out, "{rate}/s").expect("a string takes all that is written");
 }
 
 /// Writes lines to standard error, above the bar if one is shown.

@@ -308,9 +308,9 @@ impl fmt::Display for Report {
         };
         writeln!(
             f,
-            " in {:.1} s, {:.0} images/s{}",
+            " in {:.1} s, {} images/s{}",
             run.seconds,
-            run.images_per_second,
+            HumanCount(run.images_per_second.round() as u64),
             self.where_rows_are()
         )?;
         if let Some(Retried { rows, ok, failed }) = self.retried {
@@ -345,7 +345,7 @@ impl fmt::Display for Report {
             let build = build.map_or(String::new(), |build| format!("; {build}"));
             writeln!(
                 f,
-                "  {skipped} other files were passed over by suffix or size{build}"
+                "  {skipped} other files were skipped by suffix or size{build}"
             )?;
         }
         for (kind, failure) in failures {
@@ -369,7 +369,7 @@ impl fmt::Display for Report {
         let gaps = gaps.as_secs_f64() / compute.as_secs_f64().max(1e-9);
         writeln!(
             f,
-            "  model: batches of {max_batch}, {:.0} % full, {:.1} % of its time between batches",
+            "  model: batches of up to {max_batch}, {:.0} % full; gaps between batches: {:.1} % of its time",
             100.0 * fill,
             100.0 * gaps
         )

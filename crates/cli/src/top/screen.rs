@@ -76,7 +76,7 @@ impl View {
         }
         draw_jobs(&jobs, frame, job_area);
         let lines = self.advice(advice.width.saturating_sub(2));
-        let block = Block::bordered().title(" what to turn ");
+        let block = Block::bordered().title(" what to change ");
         frame.render_widget(Paragraph::new(lines).block(block), advice);
         frame.render_widget(Line::styled(" q quits", Modifier::DIM), keys);
     }
@@ -181,7 +181,8 @@ const COLUMNS: [Column; 6] = [
         width: 7,
         cell: |job| {
             let rates = job.models.iter().map(|model| model.rate);
-            format!("{:.0}", rates.sum::<f64>())
+            // No rates add up to -0, which is shown with its sign.
+            HumanCount((rates.sum::<f64>() + 0.0).round() as u64).to_string()
         },
     },
     Column {

@@ -1,4 +1,4 @@
-//! How the stages stand between two looks, and what to turn.
+//! How the stages stand between two looks, and what to change.
 
 use std::collections::HashMap;
 
