@@ -270,7 +270,7 @@ fn what_cannot_work_is_said_before_any_work() {
     assert_refused(
         with_model(&nowhere),
         &output,
-        &["nowhere", "no such directory"],
+        &["nowhere", "does not exist"],
     );
     assert_refused(with_model(&images), &output, &["preprocessor_config.json"]);
     assert_refused(classify().arg("--device").arg("cuda:0"), &output, &["cuda"]);

@@ -263,7 +263,7 @@ fn a_server_that_is_not_there_is_named() {
         "0s",
     ];
     let asked = [&nobody[..], &["--rates", "20", "--duration", "1s"]].concat();
-    refused(&asked, 1, "answered not one of");
+    refused(&asked, 1, "answered none of");
     refused(&nobody, 2, "--rates");
     refused(
         &["--against", "ftp://there", "--model", "m", "--rates", "1"],

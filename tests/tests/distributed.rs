@@ -75,7 +75,7 @@ fn a_bucket_is_classified_into_a_bucket() {
         .run();
     cluster.assert_code(&unknown, 1);
     assert!(
-        stderr(&unknown).contains("no such bucket"),
+        stderr(&unknown).contains("the bucket does not exist"),
         "{}",
         stderr(&unknown)
     );
@@ -194,7 +194,7 @@ fn what_cannot_be_done_is_told_to_the_submitter() {
         (
             submit(&images, &taken, "digits"),
             1,
-            &["taken", "not known to be trommel's"],
+            &["taken", "files that trommel did not write"],
         ),
     ] {
         cluster.assert_code(&run, code);
@@ -379,7 +379,7 @@ fn a_missing_broker_and_a_missing_worker_are_told() {
     let nobody = cluster.submit("photos", "rows/").run();
     assert_code(&nobody, 2);
     assert!(
-        stderr(&nobody).contains("ingest role"),
+        stderr(&nobody).contains("--role ingest"),
         "{}",
         stderr(&nobody)
     );

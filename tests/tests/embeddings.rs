@@ -216,7 +216,7 @@ fn what_does_not_go_together_is_refused_before_a_row_is_written() {
             "red\n",
             "give the model that made the embeddings",
         ),
-        (&results, digits_model(), "red\n", "no tower for texts"),
+        (&results, digits_model(), "red\n", "no text tower"),
         (
             &plain,
             towers(),

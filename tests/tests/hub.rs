@@ -203,7 +203,7 @@ fn damaged_content_is_refused_and_does_not_stay() {
     assert_code(&output, 1);
     let text = stderr(&output);
     assert!(
-        text.contains("onnx/model.onnx has arrived damaged: its SHA-256 is "),
+        text.contains("onnx/model.onnx is corrupt: its SHA-256 is "),
         "{text}"
     );
     hub.damages(false);
@@ -242,7 +242,7 @@ fn the_precision_chooses_the_file() {
 fn a_repository_that_needs_a_token_says_so() {
     for (gated, words) in [
         (true, "is gated: accept its terms at http://"),
-        (false, "or it is private"),
+        (false, "or is private"),
     ] {
         let hub = digits_hub();
         hub.needs_token("hf_secret", gated);
@@ -262,7 +262,7 @@ fn a_repository_that_needs_a_token_says_so() {
         assert_code(&wrong, 1);
         let text = stderr(&wrong);
         assert!(
-            text.contains("may not read it") && !text.contains("hf_wrong"),
+            text.contains("has no read access") && !text.contains("hf_wrong"),
             "{text}"
         );
 
@@ -288,8 +288,8 @@ fn what_is_not_there_is_answered_with_the_next_step() {
             "hf:google/vit",
             "holds no ONNX file; export it with `python models/export.py google/vit --output models/vit`",
         ),
-        ("hf:google/vit@dev", "there is no revision dev"),
-        ("hf:google/none", "there is no such repository"),
+        ("hf:google/vit@dev", "revision dev does not exist"),
+        ("hf:google/none", "the repository does not exist"),
     ] {
         let output = machine.trommel(&["model", "fetch", name]).run();
         assert_code(&output, 1);
@@ -305,7 +305,7 @@ fn what_is_not_there_is_answered_with_the_next_step() {
         .run();
     assert_code(&output, 2);
     assert!(
-        stderr(&output).contains("this is a file; give the folder"),
+        stderr(&output).contains("is a file; give the folder"),
         "{}",
         stderr(&output)
     );
@@ -338,7 +338,7 @@ fn external_weights_come_with_the_model() {
     let output = machine.fetch(&["--output", copy.to_str().unwrap()]);
     assert_code(&output, 1);
     assert!(
-        stderr(&output).contains("is there already"),
+        stderr(&output).contains("already exists"),
         "{}",
         stderr(&output)
     );
@@ -347,6 +347,6 @@ fn external_weights_come_with_the_model() {
     let machine = Machine::new(&hub);
     let output = machine.fetch(&[]);
     assert_code(&output, 1);
-    let words = "keeps weights in onnx/weights.bin, which the repository does not hold";
+    let words = "keeps weights in onnx/weights.bin, which is not in the repository";
     assert!(stderr(&output).contains(words), "{}", stderr(&output));
 }

@@ -278,7 +278,7 @@ fn a_video_is_fed_and_classified() {
         .run();
     assert_eq!(run.status.code(), Some(2));
     assert!(
-        stderr(&run).contains("video.ffmpeg = /nowhere/ffmpeg is no program"),
+        stderr(&run).contains("video.ffmpeg = /nowhere/ffmpeg is not an executable"),
         "{}",
         stderr(&run)
     );
@@ -293,11 +293,11 @@ fn a_stream_that_ends_is_opened_again() {
     let feed = Trommel::new(["feed", input, "--as", "cam1", "--nats", &nats.url()]);
     let mut feed = Process(feed.spawn_logging(&log));
     let said = || fs::read_to_string(&log).unwrap_or_default();
-    eventually("it is opened again", || {
-        let again = |line: &&str| line.contains("it is opened again in");
+    eventually("retrying in", || {
+        let again = |line: &&str| line.contains("retrying in");
         (said().lines().filter(again).count() >= 2).then_some(())
     });
-    assert!(said().contains("it is opened again in 2 s"), "{}", said());
+    assert!(said().contains("retrying in 2 s"), "{}", said());
     kill_process(Pid::from_child(&feed.0), Signal::TERM).unwrap();
     assert_eq!(feed.0.wait().unwrap().code(), Some(0), "{}", said());
 }

@@ -313,7 +313,7 @@ fn models_come_from_a_bucket() {
         .run();
     assert_code(&wrong, 2);
     assert!(
-        stderr(&wrong).contains("no models under this prefix"),
+        stderr(&wrong).contains("has no models"),
         "{}",
         stderr(&wrong)
     );
@@ -381,7 +381,7 @@ fn top_shows_jobs_stages_and_what_to_turn() {
         "photos",
         "running",
         "preprocess",
-        "nobody has the role infer",
+        "no worker has the role infer",
     ] {
         assert!(shown.contains(words), "{words}:\n{shown}");
     }

@@ -127,10 +127,10 @@ fn what_stays_wrong_is_a_failed_row_with_the_servers_words() {
     let rows = found(&folder);
     assert_each_index_once(&rows, 40);
     let words = [
-        "\"I cannot tell.\", which is none of the choices",
+        "\"I cannot tell.\", which is not one of the choices",
         "the image is too odd",
         "it broke",
-        "no completion",
+        "not a completion",
     ];
     for words in words {
         let failed = rows.iter().filter(|row| row.status == "failed");

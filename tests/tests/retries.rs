@@ -152,7 +152,7 @@ fn failed_rows_are_replaced_by_those_of_a_retry_and_of_the_next() {
     refused(retry(&["--kind", "slow"]), "\"slow\"");
     refused(
         cluster.command(["jobs", "retry", "nonesuch"]),
-        "there is no job nonesuch",
+        "job nonesuch does not exist",
     );
     refused(
         cluster.command(["jobs", "retry", "digits-retry-2"]),

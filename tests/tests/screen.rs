@@ -53,7 +53,7 @@ fn the_demo_writes_to_no_folder_of_other_files() {
     let run = Trommel::new(["demo"]).arg(folder.images()).run();
     assert_code(&run, 2);
     assert!(
-        stderr(&run).contains("name a new folder"),
+        stderr(&run).contains("give a new folder"),
         "{}",
         stderr(&run)
     );
@@ -81,7 +81,7 @@ fn shells_complete_commands_and_each_has_a_manual_page() {
     for (page, words) in [
         ("trommel.1", "classify"),
         ("trommel-classify.1", r"\-\-fail\-on\-error"),
-        ("trommel-jobs-show.1", "How a job stands"),
+        ("trommel-jobs-show.1", "Show the state of a job"),
     ] {
         let text = fs::read_to_string(folder.path("man").join(page)).unwrap();
         assert!(text.contains(words), "{page} lacks {words}");

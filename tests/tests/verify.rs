@@ -138,14 +138,14 @@ fn what_cannot_be_compared_is_answered_with_the_next_step() {
     let output = verify(&model, &images, &out, &short).run();
     assert_code(&output, 1);
     assert!(
-        stderr(&output).contains("says nothing of 1 of 2"),
+        stderr(&output).contains("lacks 1 of 2"),
         "{}",
         stderr(&output)
     );
     let output = verify(&model, &images, &folder.images(), &short).run();
     assert_code(&output, 2);
     assert!(
-        stderr(&output).contains("holds other files"),
+        stderr(&output).contains("contains other files"),
         "{}",
         stderr(&output)
     );

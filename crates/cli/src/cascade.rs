@@ -39,9 +39,7 @@ pub(crate) fn check(args: &ClassifyArgs, wanted: &Wanted, models: [&Opened; 2]) 
     check_cascade(args.agree.unwrap_or(1.0), wanted)?;
     let [small, large] = models;
     if matches!(small, Opened::Prompt(..)) {
-        bail!(
-            "the first model of a cascade is one that is run here, and no prompt; name the prompt second"
-        );
+        bail!("the first model of a cascade cannot be a prompt; give the prompt as the second one");
     }
     let (own, other) = (small.labels(), large.labels());
     if !other.is_empty() && !other.iter().any(|label| own.contains(label)) {
@@ -50,23 +48,21 @@ pub(crate) fn check(args: &ClassifyArgs, wanted: &Wanted, models: [&Opened; 2]) 
         );
     }
     if args.sources.iter().any(|source| source == "-") {
-        bail!(
-            "a cascade lists its source twice, and standard input can be listed once; give a file"
-        );
+        bail!("a cascade lists its source twice, so it cannot read standard input; give a file");
     }
     if args.output.as_deref() == Some("-") {
         bail!(
-            "a cascade reads its own rows of the sample; name a file, a folder or a table with --output"
+            "a cascade reads the rows of its sample back; give a file, a folder or a table with --output"
         );
     }
     let is_folder = args.output.as_deref().is_some_and(|to| to.ends_with('/'));
     if args.skip_existing && !is_folder {
         bail!(
-            "a cascade adds rows to a folder or a bucket, and to no file or table; end the name of --output with /, or leave out --skip-existing"
+            "a cascade can add rows to a folder or a bucket, but not to a file or a table; end --output with /, or leave out --skip-existing"
         );
     }
     if args.agree_sample == 0 {
-        bail!("--agree-sample 0 teaches nothing; give at least some hundred images");
+        bail!("--agree-sample is 0; give at least a few hundred images");
     }
     Ok(())
 }
@@ -126,7 +122,7 @@ pub(crate) fn run(
     if rule.thresholds.is_empty() {
         tracing::warn!(
             sample = pairs.len(),
-            "the sample promises no agreement of {agree} for any class: all images go to the large model"
+            "the sample shows no threshold with an agreement of {agree} for any class; all images go to the large model"
         );
     }
     engine.set_rule(rule.clone());

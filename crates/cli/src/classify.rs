@@ -162,7 +162,7 @@ fn retry(args: &ClassifyArgs, destination: Option<&Output>) -> Result<Option<Ret
     };
     if destination.is_none() {
         bail!(
-            "--retry-failed needs results that are kept: name a file, a folder or a table with --output"
+            "--retry-failed needs stored results; give a file, a folder or a table with --output"
         );
     }
     Ok(Some(Retry {
@@ -211,7 +211,7 @@ fn dry_run(
 ) -> Result<Exit> {
     if args.sources.iter().any(|spec| spec == "-") {
         let error = anyhow::anyhow!(
-            "--dry-run lists the images twice, and standard input comes but once: write the list into a file and name that"
+            "--dry-run lists the images twice, so it cannot read standard input; give the list as a file"
         );
         return Err(error.context(Usage));
     }
@@ -267,7 +267,7 @@ fn is_countable(args: &ClassifyArgs) -> bool {
 fn no_more_than(rows: u64, listed: u64, results: &Output) -> Result<()> {
     if listed > rows {
         bail!(
-            "the source lists {listed} images, and the finished results in {results} have rows for {rows}: --skip-existing adds rows for the new images, --overwrite classifies all again"
+            "the source lists {listed} images, but the finished results in {results} have rows for {rows}; add rows for new images with --skip-existing, or classify all again with --overwrite"
         );
     }
     Ok(())
@@ -341,10 +341,10 @@ fn destination(args: &ClassifyArgs, config: &Config) -> Result<Option<Output>> {
 fn model_dirs(args: &ClassifyArgs) -> Result<Vec<PathBuf>> {
     match (args.model.as_slice(), args.agree) {
         ([], Some(_)) | ([_], Some(_)) | ([_, _, _, ..], _) => bail!(
-            "--agree is for a cascade of two models: name the small one and the large one, each with --model"
+            "--agree needs two models; give the small one and the large one, each with --model"
         ),
         ([_, _], None) => bail!(
-            "two models are a cascade: say with --agree on what share of images the first has to give the label of the second, such as 0.99"
+            "two models form a cascade; give the share of images whose labels must agree with --agree, such as 0.99"
         ),
         ([], None) => Ok(vec![only_model_dir(args)?]),
         (models, _) => {
@@ -358,7 +358,7 @@ fn model_dirs(args: &ClassifyArgs) -> Result<Vec<PathBuf>> {
 /// The only folder of a model in ./models.
 fn only_model_dir(args: &ClassifyArgs) -> Result<PathBuf> {
     if args.dtype.is_some() {
-        bail!("--dtype chooses among the files of a model of the hub; name it with --model hf:…");
+        bail!("--dtype chooses a file of a model of the hub; give the model with --model hf:…");
     }
     let has_model =
         |dir: &PathBuf| dir.join("model.onnx").exists() || dir.join("onnx/model.onnx").exists();
@@ -373,7 +373,7 @@ fn only_model_dir(args: &ClassifyArgs) -> Result<PathBuf> {
     match found.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(
-            "no model: name its directory, or hf:ORGANISATION/NAME, with --model (./models has no model)"
+            "no model given and none in ./models; give its directory, or hf:ORGANISATION/NAME, with --model"
         ),
         several => {
             let names: Vec<_> = several
@@ -381,7 +381,7 @@ fn only_model_dir(args: &ClassifyArgs) -> Result<PathBuf> {
                 .map(|dir| dir.display().to_string())
                 .collect();
             bail!(
-                "several models: name one with --model ({})",
+                "there are several models; choose one with --model ({})",
                 names.join(", ")
             )
         }

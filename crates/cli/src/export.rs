@@ -32,16 +32,16 @@ pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
     let dir = match (&args.by_label, args.to) {
         (Some(dir), _) => dir,
         (None, Some(tool)) => return labelling::run(args, tool, config),
-        (None, None) => bail!("name a folder with --by-label, or a program with --to"),
+        (None, None) => bail!("give a folder with --by-label, or a program with --to"),
     };
-    let failed = || format!("failed to make {}", dir.display());
+    let failed = || format!("failed to create {}", dir.display());
     std::fs::create_dir_all(dir)
         .with_context(failed)
         .context(Usage)?;
     let mut entries = dir.read_dir().with_context(failed).context(Usage)?;
     if entries.next().is_some() {
         let dir = dir.display();
-        return Err(anyhow::anyhow!("{dir} is not empty; name a new folder").context(Usage));
+        return Err(anyhow::anyhow!("{dir} is not empty; give a new folder").context(Usage));
     }
     let results = Results::open(&args.results, config)?;
     let root = args.root.as_deref();
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
     std::io::stderr().write_all(told.as_bytes())?;
     match left_out {
         Some((count, example)) => bail!("{count} images could not be exported; {example}"),
-        None if images == 0 => bail!("no row of {results} is chosen"),
+        None if images == 0 => bail!("no row of {results} matches"),
         None => Ok(Exit::Success),
     }
 }
@@ -137,7 +137,7 @@ impl Export {
         let file = self.originals.file(uri);
         if self.link {
             let Some(file) = file else {
-                return Err("only a file of this machine can be linked; use --copy".to_owned());
+                return Err("only local files can be linked; use --copy".to_owned());
             };
             file.metadata()
                 .map_err(|error| format!("{}: {error}", file.display()))?;
@@ -150,7 +150,7 @@ impl Export {
         let target = target.to_owned();
         let written = spawn_blocking(move || std::fs::write(target, bytes)).await;
         written
-            .map_err(|_| "it was broken off".to_owned())?
+            .map_err(|_| "the copy was interrupted".to_owned())?
             .map_err(words)
     }
 }

@@ -31,8 +31,8 @@ const FRAMES: &str = "trommel_feed_frames_total";
 /// broker takes them, only the newest is published.
 pub(crate) fn run(args: &FeedArgs, config: &Config, telemetry: &Telemetry) -> Result<Exit> {
     let ffmpeg = Ffmpeg::find(&config.video);
-    let ffmpeg =
-        ffmpeg.map_err(|reason| anyhow!("frames are made by ffmpeg: {reason}").context(Usage))?;
+    let ffmpeg = ffmpeg
+        .map_err(|reason| anyhow!("ffmpeg is needed to decode frames: {reason}").context(Usage))?;
     let camera = CameraConfig {
         input: args.input.clone(),
         fps: args.fps,
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &FeedArgs, config: &Config, telemetry: &Telemetry) -> Re
         drop(timeout(FLUSH, broker.flush()).await);
         let counts = counts?;
         say(&format!(
-            "{} frames were published, {} were superseded, {} were too large for a message",
+            "frames: {} published, {} superseded, {} too large for a message",
             counts.published, counts.superseded, counts.too_large
         ));
         ended.map(|()| Exit::Success)
@@ -122,7 +122,7 @@ impl Reader {
             }
             let reason = ended.err().unwrap_or_else(|| "it ended".to_owned());
             let seconds = pause.as_secs();
-            tracing::warn!("{input} gives no frames: {reason}; it is opened again in {seconds} s");
+            tracing::warn!("{input} has no frames: {reason}; retrying in {seconds} s");
             self.wait(pause);
             pause = PAUSES[1].min(2 * pause);
         }
@@ -197,7 +197,7 @@ async fn publish(
             Ok(()) => {}
             Err(error) if error.kind() == QueueErrorKind::TooLarge => {
                 if counts.too_large == 0 {
-                    tracing::warn!(bytes = length, %error, "a frame is left out; give --max-width, or another --quality");
+                    tracing::warn!(bytes = length, %error, "a frame was too large and dropped; give --max-width, or another --quality");
                 }
                 counts.too_large += 1;
                 counter!(FRAMES, "outcome" => "too_large").increment(1);

@@ -123,7 +123,7 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
                     let rows = HumanCount(reply.rows);
                     writeln!(
                         io::stderr(),
-                        "{rows} failed rows of job {} are tried again",
+                        "retrying {rows} failed rows of job {}",
                         request.id
                     )?;
                     writeln!(io::stdout(), "{}", reply.id)?;
@@ -131,7 +131,7 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
             }
             JobsCommand::Cancel { id } => {
                 client.cancel(&id).await?;
-                writeln!(io::stderr(), "cancelled job {id}; what is committed stays")?;
+                writeln!(io::stderr(), "cancelled job {id}; committed rows stay")?;
             }
             JobsCommand::Models { json } => {
                 let models = client.models().await?;
@@ -287,7 +287,7 @@ fn redraw(bar: &ProgressBar, status: &JobStatus) {
 pub(crate) fn ended(status: &JobStatus, fail_on_error: bool) -> Result<Exit> {
     let text = match &status.reason {
         Some(reason) => reason.text.as_str(),
-        None => "no reason is known",
+        None => "unknown reason",
     };
     let kind = status.reason.as_ref().map(|reason| reason.kind);
     // What fails again in a retry says nothing about the rows that the job has.
@@ -301,7 +301,7 @@ pub(crate) fn ended(status: &JobStatus, fail_on_error: bool) -> Result<Exit> {
             Ok(Exit::Failed)
         }
         JobState::Complete => Ok(Exit::Success),
-        JobState::Cancelled => bail!("job {} was cancelled; what is committed stays", status.id),
+        JobState::Cancelled => bail!("job {} was cancelled; committed rows stay", status.id),
         JobState::Failed if kind == Some(ReasonKind::TooManyFailures) => {
             writeln!(io::stderr(), "trommel: job {} failed: {text}", status.id)?;
             Ok(Exit::Hopeless)
@@ -409,7 +409,7 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
     for stage in &job.stages {
         writeln!(
             out,
-            "{:<10}  {} waiting or worked on",
+            "{:<10}  {} waiting or in flight",
             stage.stage,
             HumanCount(stage.waiting)
         )?;
@@ -427,7 +427,7 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
         )?;
     }
     match compared(job) {
-        Some(compared) => writeln!(out, "said    {compared}")?,
+        Some(compared) => writeln!(out, "{compared}")?,
         None => {
             if let Some(cost) = job.cost {
                 writeln!(out, "cost    {}", forecast::money(cost))?;
@@ -450,7 +450,7 @@ fn compared(job: &JobStatus) -> Option<Compared> {
 fn show_dead(letters: &[DeadLetter]) -> Result<()> {
     let mut out = io::stdout().lock();
     if letters.is_empty() {
-        writeln!(io::stderr(), "nothing was put aside")?;
+        writeln!(io::stderr(), "no dead letters")?;
     }
     for letter in letters {
         let index = letter
@@ -478,7 +478,7 @@ fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
     for stage in &reasons.stages {
         writeln!(
             out,
-            "{:<10}  {} workers, {} waiting or worked on",
+            "{:<10}  {} workers, {} waiting or in flight",
             stage.stage,
             stage.workers,
             HumanCount(stage.waiting)
@@ -491,7 +491,7 @@ fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
     for report in &reasons.put_off {
         writeln!(
             out,
-            "{} put off {} (attempt {}): {}",
+            "{} deferred {} (attempt {}): {}",
             report.stage, report.uri, report.attempt, report.error
         )?;
     }

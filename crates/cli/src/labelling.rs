@@ -42,13 +42,10 @@ struct Candidate {
 /// is there already.
 pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Result<Exit> {
     let Some(output) = &args.output else {
-        return Err(anyhow::anyhow!("say where the list goes with --output").context(Usage));
+        return Err(anyhow::anyhow!("give the file for the list with --output").context(Usage));
     };
     if output.exists() {
-        let error = anyhow::anyhow!(
-            "{} is there already; name another --output",
-            output.display()
-        );
+        let error = anyhow::anyhow!("{} already exists; give another --output", output.display());
         return Err(error.context(Usage));
     }
     if tool != LabellingTool::Fiftyone {
@@ -70,7 +67,7 @@ pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Re
     }
     let chosen = pool.chosen();
     if chosen.is_empty() {
-        bail!("no row of {results} is chosen");
+        bail!("no row of {results} matches");
     }
     let originals = Originals::of(&results, args.root.as_deref(), config).context(Usage)?;
     let written = match tool {
@@ -80,7 +77,7 @@ pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Re
     };
     written.with_context(|| format!("failed to write {}", output.display()))?;
     let told = format!(
-        "trommel: {} images to look at: {}\n",
+        "trommel: {} images to review: {}\n",
         chosen.len(),
         output.display()
     );
@@ -128,7 +125,7 @@ fn candidate(
     let mut embedding = scores.embedding.filter(|_| args.diverse);
     if args.diverse && embedding.is_none() {
         bail!(
-            "{} has no embedding, by which --diverse tells images apart: classify with --embedding",
+            "{} has no embedding, which --diverse needs; classify with --embedding",
             row.image.uri
         );
     }

@@ -83,7 +83,7 @@ fn switch_reports_off() -> Result<()> {
     // Sound only while there is no other thread, so `main` calls this first. `dotenvy` makes the
     // call that this workspace denies itself, and leaves a variable that is set as it is.
     dotenvy::from_read("ORT_DISABLE_TELEMETRY=1".as_bytes())
-        .context("failed to switch ONNX Runtime's reports off; set ORT_DISABLE_TELEMETRY=1")
+        .context("failed to disable ONNX Runtime's telemetry; set ORT_DISABLE_TELEMETRY=1")
 }
 
 fn run(cli: Cli) -> Result<Exit> {

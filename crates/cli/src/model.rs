@@ -160,7 +160,7 @@ pub(crate) fn token_examples(plan: &Plan) -> String {
         return String::new();
     };
     let Some(family) = budget.family else {
-        return "tokens of images are not known without family in [prompt]".to_owned();
+        return "the number of tokens is unknown without family in [prompt]".to_owned();
     };
     let of = |(width, height): (u32, u32)| {
         let whole = family.tokens(width, height);
@@ -206,7 +206,7 @@ pub(crate) fn load(
 ) -> Result<OpenedModel> {
     if Prompt::is_in(dir) {
         bail!(
-            "{} is a prompt, whose model runs elsewhere; ask it by trommel classify or a job",
+            "{} is a prompt, whose model runs on a server; use it with trommel classify or in a job",
             dir.display()
         );
     }
@@ -234,7 +234,7 @@ fn fetch(
 ) -> Result<Exit> {
     if let Some(output) = output.as_deref().filter(|output| output.exists()) {
         bail!(
-            "{} is there already; name a new folder with --output",
+            "{} already exists; give a new folder with --output",
             output.display()
         );
     }
@@ -296,7 +296,7 @@ pub(crate) fn run(
             }
             return Ok(Exit::Success);
         }
-        Opened::Cascade(..) => bail!("a cascade is no folder; inspect its models one by one"),
+        Opened::Cascade(..) => bail!("a cascade is not a folder; inspect its models one by one"),
     };
     let info = opened.model.inspect();
     if json {

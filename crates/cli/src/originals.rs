@@ -32,7 +32,7 @@ impl Originals {
         let options = config.source_options(&JobOptions::default());
         let root = match named {
             Some(root) if root.is_dir() => root.to_owned(),
-            Some(root) => bail!("--root {}: there is no such folder", root.display()),
+            Some(root) => bail!("--root {} does not exist", root.display()),
             None => found_root(results)?,
         };
         Ok(Self {

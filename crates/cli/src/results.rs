@@ -70,7 +70,7 @@ impl Results {
         };
         let copy = folder_for_copy()?;
         let mirror = Mirror::of(&format!("s3://{parent}/"), copy.path(), &config.s3);
-        let mirror = mirror.with_context(|| format!("{named} is no place in a bucket"))?;
+        let mirror = mirror.with_context(|| format!("{named} is not a prefix in a bucket"))?;
         mirror.update(folder).context(Usage)?;
         Ok(Self {
             named: named.to_owned(),
@@ -142,5 +142,5 @@ impl fmt::Display for Results {
 }
 
 fn folder_for_copy() -> Result<TempDir> {
-    tempfile::tempdir().context("failed to make a folder for a copy of the results")
+    tempfile::tempdir().context("failed to create a folder for a copy of the results")
 }

@@ -120,7 +120,7 @@ impl Front {
         let address = server.address().context("failed to listen")?;
         if !address.ip().is_loopback() && !has_token {
             tracing::warn!(
-                "anyone who reaches {address} may ask; give a token with serve.token-file or {TOKEN}"
+                "{address} accepts requests without a token; set one with serve.token-file or {TOKEN}"
             );
         }
         let scheme = match config.serve.tls_certificate {

@@ -13,10 +13,10 @@ pub(crate) fn on_signal() -> Result<CancellationToken> {
     let stop = token.clone();
     tokio::spawn(async move {
         either(&mut interrupts, &mut terminations).await;
-        say("stopping: finishing what is in flight; once more to stop at once");
+        say("stopping: finishing images in flight; a second signal (Ctrl-C) stops at once");
         stop.cancel();
         either(&mut interrupts, &mut terminations).await;
-        say("stopped at once; the same command resumes from what is committed");
+        say("stopped at once; run the same command again to resume");
         std::process::exit(130);
     });
     Ok(token)

@@ -71,7 +71,7 @@ impl Run {
         match destination {
             None => format!("{} rows written", self.progress.committed()),
             Some(destination) => format!(
-                "{} rows are committed to {}; the same command goes on from there",
+                "{} rows are committed to {}; run the same command again to resume",
                 self.progress.resumed() + self.progress.committed(),
                 destination
             ),
@@ -315,16 +315,13 @@ impl fmt::Display for Report {
         )?;
         if let Some(Retried { rows, ok, failed }) = self.retried {
             let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
-            writeln!(
-                f,
-                "  {rows} failed rows were tried again: {ok} ok, {failed} failed"
-            )?;
+            writeln!(f, "  {rows} failed rows retried: {ok} ok, {failed} failed")?;
         }
         if let Some(Retried { rows, ok, failed }) = self.added {
             let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
             writeln!(
                 f,
-                "  {rows} of them are new or have changed: {ok} ok, {failed} failed"
+                "  {rows} of them are new or changed: {ok} ok, {failed} failed"
             )?;
         }
         if run.resumed > 0 {

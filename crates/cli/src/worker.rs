@@ -93,17 +93,15 @@ fn answers_requests(roles: &[Role], args: &WorkerArgs) -> Result<bool> {
     let has = |role| roles.contains(&role);
     let fronts = has(Role::Serve) || (has(Role::Preprocess) && has(Role::Infer));
     if has(Role::Serve) && args.serve.is_empty() {
-        anyhow::bail!("the role serve needs models to answer for; name them with --serve");
+        anyhow::bail!("the role serve needs models; give them with --serve");
     }
     if !args.serve.is_empty() && !fronts && !has(Role::Infer) {
         anyhow::bail!(
-            "--serve is for processes that answer requests; add --role serve, or preprocess and infer, or infer to compute for those with serve"
+            "--serve needs --role serve, preprocess and infer, or infer (to run models for processes with the role serve)"
         );
     }
     if args.serve_listen.is_some() && !fronts {
-        anyhow::bail!(
-            "--serve-listen is for processes that take requests; add --role serve, or preprocess and infer"
-        );
+        anyhow::bail!("--serve-listen needs --role serve, or preprocess and infer");
     }
     Ok(fronts && !args.serve.is_empty())
 }

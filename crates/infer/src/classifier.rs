@@ -136,7 +136,7 @@ impl Classifier {
             return Err(InferError::new(
                 InferErrorKind::ModelConfig,
                 format_args!(
-                    "model {} has no classes ({unlabelled}): ask for embeddings with --embedding, or of a model with a tower for texts for labels with --labels",
+                    "model {} has no classes ({unlabelled}): ask for embeddings with --embedding, or for labels with --labels if the model has a text tower",
                     self.name
                 ),
             ));

@@ -221,7 +221,7 @@ impl LabelsSetting {
             Self::File(file) => {
                 let path = dir.join(file);
                 let text = read_optional(&path)?
-                    .ok_or_else(|| invalid(&path, &"there is no such file of labels"))?;
+                    .ok_or_else(|| invalid(&path, &"the file of labels does not exist"))?;
                 let labels = text.lines().map(str::to_owned).collect();
                 Ok((labels, format!("{}, named in trommel.toml", file.display())))
             }
@@ -327,12 +327,12 @@ fn unlabelled(path: &Path, exists: bool) -> InferError {
     let found = if exists {
         "it has no id2label, label_names or num_classes"
     } else {
-        "there is no such file, and so no names of classes"
+        "the file does not exist, so the names of classes are unknown"
     };
     invalid(
         path,
         &format_args!(
-            "{found}; add them, or set labels in the section [model] of trommel.toml beside it"
+            "{found}; add them, or set labels in the section [model] of trommel.toml next to it"
         ),
     )
 }

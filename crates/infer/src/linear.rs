@@ -31,7 +31,7 @@ impl Head {
         let refuse = |why: &dyn std::fmt::Display| {
             InferError::new(
                 InferErrorKind::ModelConfig,
-                format_args!("{} is no linear head: {why}", path.display()),
+                format_args!("{} is not a linear head: {why}", path.display()),
             )
         };
         let failed = |error: ort::Error| refuse(&reason(&error));

@@ -46,7 +46,7 @@ impl OnnxFile {
         let onnx = Self::parse(file, length).map_err(|error| match error.kind() {
             ErrorKind::InvalidData | ErrorKind::UnexpectedEof => InferError::new(
                 InferErrorKind::NotClassifier,
-                format_args!("{} is no complete ONNX model: {error}", path.display()),
+                format_args!("{} is not a complete ONNX model: {error}", path.display()),
             ),
             _ => unreadable(path, error),
         })?;

@@ -26,7 +26,7 @@ const DEPTH: usize = 16;
 /// A model file with only what its outputs of these names need.
 ///
 /// # Errors
-/// When it is no complete ONNX model, or lacks one of the outputs.
+/// When it is not a complete ONNX model, or lacks one of the outputs.
 pub(crate) fn part(model: &[u8], outputs: &[&str]) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(model.len());
     for field in fields(model) {
@@ -157,7 +157,7 @@ struct Field<'a> {
     content: Option<&'a [u8]>,
 }
 
-const BROKEN: &str = "it is no complete ONNX model";
+const BROKEN: &str = "not a complete ONNX model";
 
 /// The fields of a message in their order.
 fn fields(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, String>> {

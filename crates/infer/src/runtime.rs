@@ -119,7 +119,7 @@ impl Search {
             match start(&path) {
                 Ok(runtime) => {
                     for problem in problems {
-                        tracing::warn!("passed over an ONNX Runtime that does not load: {problem}");
+                        tracing::warn!("skipped an ONNX Runtime that does not load: {problem}");
                     }
                     return Ok(runtime);
                 }

@@ -73,7 +73,7 @@ impl Scorer {
             return Err(InferError::new(
                 InferErrorKind::ModelFailed,
                 format_args!(
-                    "the model gave {} for class {class} ({}), which is no score",
+                    "the model gave {} for class {class} ({}), which is not a score",
                     self.logits[class], labels[class]
                 ),
             ));
@@ -130,7 +130,7 @@ impl Scorer {
                 }),
                 _ => Err(InferError::new(
                     InferErrorKind::ModelFailed,
-                    format_args!("the model gave {score} for class {number}, which is no score"),
+                    format_args!("the model gave {score} for class {number}, which is not a score"),
                 )),
             }
         });

@@ -169,7 +169,7 @@ impl Embedding {
             return Ok(Self::of(output, output_type));
         }
         let what = named.map_or_else(
-            || "not exactly one output beside the classes is like that".to_owned(),
+            || "there is not exactly one such output besides the classes".to_owned(),
             |named| format!("output {named} is not like that"),
         );
         let mut message = format!(

@@ -83,7 +83,7 @@ impl TextTower {
         let inputs: Vec<_> = session.inputs().iter().map(TensorInfo::of).collect();
         let outputs: Vec<_> = session.outputs().iter().map(TensorInfo::of).collect();
         let refuse = |why: String| {
-            let message = format_args!("{at} is no tower for texts: {why}");
+            let message = format_args!("{at} is not a text tower: {why}");
             InferError::new(InferErrorKind::ModelConfig, message)
         };
         let taken = inputs

@@ -149,7 +149,7 @@ pub(crate) fn text_files(
         (None, true) => (image.to_owned(), true),
         (None, false) => {
             let file = first_file(dir, TEXT_FILES).ok_or_else(|| missing(format_args!(
-                "model {} has no tower for texts, so it cannot take labels: add text_model.onnx and tokenizer.json, or give a model that has them",
+                "model {} has no text tower, so it cannot use labels: add text_model.onnx and tokenizer.json, or give a model that has them",
                 dir.display()
             )))?;
             (file, false)

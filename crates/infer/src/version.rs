@@ -211,7 +211,7 @@ impl io::Write for Hashed<'_> {
 pub(crate) fn check_folder(dir: &Path) -> Result<(), InferError> {
     let problem = match fs::metadata(dir) {
         Ok(found) if found.is_dir() => return Ok(()),
-        Ok(_) => "is no folder; give the folder that holds model.onnx and config.json".to_owned(),
+        Ok(_) => "is not a folder; give the folder with model.onnx and config.json".to_owned(),
         Err(error) => format!("cannot be read: {error}"),
     };
     Err(InferError::new(

@@ -180,7 +180,7 @@ pub(crate) fn with_thresholds(
             .map(|label| format!("{label:?}"))
             .collect();
         return Err(format!(
-            "there is a threshold for {label:?}, which is not one of the labels, such as {}",
+            "{label:?} has a threshold, but is not one of the labels, such as {}",
             some.join(", ")
         ));
     }

@@ -108,7 +108,10 @@ async fn an_answer_that_is_no_number_is_an_error_of_its_image() {
         assert_eq!(answer.is_err(), number == 2, "{answer:?}");
     }
     let error = answers[2].as_ref().unwrap_err();
-    assert!(error.to_string().contains("which is no score"), "{error}");
+    assert!(
+        error.to_string().contains("which is not a score"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -216,7 +216,7 @@ fn what_cannot_be_labels_or_has_none_is_refused_by_name() {
         (
             "dinov2",
             with(Some(set(&["red"], &[]))),
-            &["dinov2 has no tower for texts", "text_model.onnx"],
+            &["dinov2 has no text tower", "text_model.onnx"],
         ),
         ("nchw_f32", with(Some(set(&["red"], &[]))), &["embeddings"]),
         (
@@ -264,7 +264,7 @@ fn a_folder_that_lacks_something_says_what() {
     for (removed, words) in [
         ("trommel.toml", "logit-scale"),
         ("tokenizer.json", "tokenizer.json is missing"),
-        ("text_model.onnx", "no tower for texts"),
+        ("text_model.onnx", "no text tower"),
         ("config.json", "names no model_type"),
     ] {
         let dir = copy("clip");

@@ -72,7 +72,7 @@ impl Plan {
             resize,
             resample: Resample::Bilinear,
             arithmetic: Arithmetic::Pillow,
-            arithmetic_reason: "no processor says otherwise".to_owned(),
+            arithmetic_reason: "the default, as no processor sets it".to_owned(),
             crop: None,
             channel_order: ChannelOrder::Rgb,
             normalization: Normalization::default(),

@@ -139,7 +139,7 @@ impl NatsService {
             Err(error) => Err(error),
         };
         let missed = missed.unwrap_or_else(|error| {
-            tracing::warn!(%error, "requests on their way may be lost");
+            tracing::warn!(%error, "requests in flight may be lost");
             Vec::new()
         });
         for message in missed {

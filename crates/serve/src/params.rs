@@ -66,7 +66,7 @@ impl Params {
             "template" => Change::Template(value.to_owned()),
             _ => {
                 return Err(Refused::malformed(format!(
-                    "there is no parameter {name:?}; there are uri, top_k, threshold, threshold_of, logits, embedding, labels, template"
+                    "unknown parameter {name:?}; known are uri, top_k, threshold, threshold_of, logits, embedding, labels, template"
                 )));
             }
         };

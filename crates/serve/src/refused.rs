@@ -55,7 +55,7 @@ impl Refused {
         Self::new(
             StatusCode::NOT_FOUND,
             "unknown_model",
-            format!("there is no model {name:?}; GET /v1/models lists them"),
+            format!("model {name:?} does not exist; GET /v1/models lists all"),
         )
     }
 

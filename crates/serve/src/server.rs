@@ -107,7 +107,7 @@ fn tls(config: &ServeConfig) -> Result<Option<TlsAcceptor>, ServeError> {
         content.map_err(|error| ServeError::Tls(format!("{}: {error}", path.display())))
     };
     let malformed = |path: &Path, why: &dyn std::fmt::Display| {
-        ServeError::Tls(format!("{} is no PEM file: {why}", path.display()))
+        ServeError::Tls(format!("{} is not a PEM file: {why}", path.display()))
     };
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&read(certificate)?)
         .collect::<Result<_, _>>()

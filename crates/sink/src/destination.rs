@@ -49,7 +49,7 @@ impl Destination {
         }
         if remote_scheme(text).is_some() {
             return Err(invalid(
-                "is no place that rows can go to; name a local file or folder, s3://bucket/prefix/ or postgres://host/database?table=name",
+                "is not a valid output; give a local file or folder, s3://bucket/prefix/ or postgres://host/database?table=name",
             ));
         }
         if let Some((folder, name)) = text.rsplit_once("?format=")

@@ -248,5 +248,5 @@ pub(crate) fn vector(value: Option<Value>) -> Result<Option<Vec<f32>>, String> {
     };
     parsed
         .map(Some)
-        .map_err(|error| format!("an embedding is no list of numbers: {error}"))
+        .map_err(|error| format!("an embedding is not a list of numbers: {error}"))
 }

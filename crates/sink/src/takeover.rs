@@ -215,7 +215,7 @@ impl Destination {
                 return Err(StorageError::new(
                     StorageErrorKind::InvalidDestination,
                     format!(
-                        "there is no folder {} to write into; create it first",
+                        "folder {} does not exist; create it first",
                         parent.display()
                     ),
                 ));
@@ -224,7 +224,7 @@ impl Destination {
             if overwrite && owner == Owner::Foreign {
                 return Err(output_exists(
                     file.display(),
-                    "is no result of trommel's, and --overwrite replaces only those",
+                    "was not written by trommel, and --overwrite replaces only its own results",
                 ));
             }
             if !overwrite && owner != Owner::Absent && !has_job {
@@ -252,9 +252,7 @@ impl Destination {
                 // It has come since.
                 JOB => return Err(StorageError::lost_race(self.store.locate(JOB))),
                 key => {
-                    let what = format!(
-                        "has files in it that are not known to be trommel's, such as {key}"
-                    );
+                    let what = format!("contains files that trommel did not write, such as {key}");
                     return Err(output_exists(self.store.locate(""), &what));
                 }
             }

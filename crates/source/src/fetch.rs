@@ -349,7 +349,7 @@ fn room_for(uri: &str, size: u64, limit: u64) -> Result<Vec<u8>, StorageError> {
     match usize::try_from(size).map(|size| bytes.try_reserve_exact(size)) {
         Ok(Ok(())) => Ok(bytes),
         _ => {
-            let message = format!("{uri} holds {size} bytes, for which there is no memory");
+            let message = format!("{uri} holds {size} bytes, more than the available memory");
             Err(StorageError::new(StorageErrorKind::TooLarge, message))
         }
     }

@@ -256,7 +256,7 @@ impl Walk<'_> {
     ) -> Result<(), Stop> {
         let identity = identity(metadata);
         if self.ancestors.contains(&identity) {
-            tracing::warn!(path = %path.display(), "passed over a link to a folder that it is in");
+            tracing::warn!(path = %path.display(), "skipped a symbolic link to a folder that contains it");
             return self.visitor.skipped();
         }
         self.ancestors.push(identity);

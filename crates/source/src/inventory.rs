@@ -72,7 +72,7 @@ impl Inventory {
         let invalid =
             |reason: String| StorageError::invalid_source(format!("source {manifest}: {reason}"));
         let read: Manifest = serde_json::from_reader(BufReader::new(manifest.open()?))
-            .map_err(|error| invalid(format!("it is no manifest of an S3 Inventory: {error}")))?;
+            .map_err(|error| invalid(format!("not a manifest of an S3 Inventory: {error}")))?;
         let format = match read.file_format.as_str() {
             "CSV" => Format::Csv,
             "Parquet" => Format::Parquet,

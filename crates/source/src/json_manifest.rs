@@ -91,7 +91,7 @@ impl JsonManifest {
 
     fn uri_of(&self, line: u64, fields: &Fields<'_>) -> Result<String, StorageError> {
         fields.get(&self.uri).and_then(text).ok_or_else(|| {
-            let reason = format!("field `{}` is missing or is no text", self.uri);
+            let reason = format!("field `{}` is missing or not a string", self.uri);
             self.manifest.at(line, reason)
         })
     }

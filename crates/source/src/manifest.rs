@@ -100,7 +100,7 @@ impl Manifest {
             Stored::Object(_) => "its folder".to_owned(),
         };
         Err(self.invalid(format_args!(
-            "its relative paths begin at its own folder ({folder}), where none of its first {found} files is; {here} of them are in the current folder: give it with --base ."
+            "its relative paths begin at its own folder ({folder}), where none of its first {found} files is; {here} of them are in the current folder: give --base ."
         )))
     }
 

@@ -141,7 +141,7 @@ fn open_web(spec: &str, stores: &Stores, options: &SourceOptions) -> Opened {
         })));
     }
     let stored = Stored::object(stores, spec)?;
-    let stored = stored.ok_or_else(|| refused("there is no such object"))?;
+    let stored = stored.ok_or_else(|| refused("the object does not exist"))?;
     open_list(&stored, kind, options)
 }
 
@@ -171,7 +171,7 @@ fn open_list(stored: &Stored, kind: Kind, options: &SourceOptions) -> Opened {
         Kind::Video => Box::new(Video::open(stored, options)?),
         Kind::Compressed => {
             return refused(
-                "it is compressed in a way that is not read; decompress it first, or make it a .tar.gz, .tar.zst, .zip, .csv.gz or .jsonl.gz",
+                "unsupported compression; decompress it first, or make it a .tar.gz, .tar.zst, .zip, .csv.gz or .jsonl.gz",
             );
         }
         Kind::NotRead | Kind::Image => {

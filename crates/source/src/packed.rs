@@ -108,7 +108,7 @@ pub(super) fn archived(stored: &Stored) -> Result<Archived, StorageError> {
     ];
     if let Some((_, command)) = not_read.iter().find(|(magic, _)| begin.starts_with(magic)) {
         return Err(StorageError::invalid_source(format!(
-            "source {stored} is compressed in a way that is not read; decompress it first ({command} {stored})"
+            "source {stored}: unsupported compression; decompress it first ({command} {stored})"
         )));
     }
     let is_zip_by_name = || stored.uri().to_ascii_lowercase().ends_with(".zip");

@@ -65,7 +65,7 @@ impl S3Prefix {
             }
         }
         Err(StorageError::invalid_source(format!(
-            "source {spec}: no key in the bucket begins like that{}; check its spelling",
+            "source {spec}: no key in the bucket has this prefix{}; check its spelling",
             match listing.matching {
                 Some(_) => " or matches as an image",
                 None => "",
@@ -91,7 +91,7 @@ impl S3Prefix {
         match uris.0.is_empty() {
             false => Ok(uris.0),
             true => Err(StorageError::invalid_source(format!(
-                "source {spec}: no key in the bucket begins like that or matches; check its spelling"
+                "source {spec}: no key in the bucket matches; check its spelling"
             ))),
         }
     }

@@ -102,7 +102,7 @@ impl Stored {
             return Ok(Self::File(uri::to_path(uri)));
         }
         Self::object(stores, uri)?.ok_or_else(|| {
-            let gone = io::Error::new(io::ErrorKind::NotFound, "there is no such object");
+            let gone = io::Error::new(io::ErrorKind::NotFound, "the object does not exist");
             StorageError::read(uri, gone)
         })
     }

@@ -117,7 +117,7 @@ impl ZipMember {
         let reserved = bytes.try_reserve_exact(self.size.min(64 << 20) as usize);
         if reserved.is_err() {
             let message = format!(
-                "{uri} holds {} bytes, for which there is no memory",
+                "{uri} holds {} bytes, more than the available memory",
                 self.size
             );
             return Err(StorageError::new(StorageErrorKind::TooLarge, message));

@@ -142,7 +142,10 @@ fn images_are_fetched_whole_and_by_range() {
 fn what_cannot_be_reached_is_told_at_once() {
     let server = server();
     let error = open(&server, "s3://nonesuch/x/").err().unwrap();
-    assert!(error.to_string().contains("no such bucket"), "{error}");
+    assert!(
+        error.to_string().contains("the bucket does not exist"),
+        "{error}"
+    );
     let wrong = SourceOptions {
         s3: server
             .config()

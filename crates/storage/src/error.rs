@@ -71,7 +71,7 @@ impl StorageError {
 
     /// Another process has changed `what` first.
     pub fn lost_race(what: impl Display) -> Self {
-        let message = format!("{what} was changed by another process meanwhile");
+        let message = format!("{what} was changed by another process in the meantime");
         Self::new(StorageErrorKind::LostRace, message)
     }
 
@@ -157,7 +157,7 @@ impl StorageError {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
                 StorageErrorKind::NoSpace,
                 format!(
-                    "no space left to write {path}; what is committed is kept, so free some and run the same command again"
+                    "no space left to write {path}; committed rows are kept; free some space and run the same command again"
                 ),
             ),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (

@@ -102,7 +102,7 @@ impl ErrorKind {
                 let groups = GROUPS.iter().map(|(group, _)| *group);
                 let all: Vec<_> = groups.chain(Self::ALL.map(Self::as_str)).collect();
                 return Err(format!(
-                    "there is no kind of failure {word:?}; use {}",
+                    "unknown kind of failure {word:?}; use {}",
                     all.join(", ")
                 ));
             }

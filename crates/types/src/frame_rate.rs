@@ -55,7 +55,7 @@ impl FromStr for FrameRate {
     /// Reads a number such as `1`, `0.5` or `29.97`.
     fn from_str(text: &str) -> Result<Self, String> {
         let rate = text.trim().parse::<f64>();
-        let rate = rate.map_err(|_| format!("{text:?} is no number of frames per second"))?;
+        let rate = rate.map_err(|_| format!("{text:?} is not a number of frames per second"))?;
         Self::try_from(rate)
     }
 }

@@ -274,7 +274,7 @@ impl JobRequest {
         let is_feed = |source: &String| source.starts_with("nats://");
         check(
             self.sources.iter().any(is_feed) && (self.sources.len() > 1 || self.options.dry_run),
-            "sources: a subject of events stands alone, and cannot be tried without being followed",
+            "sources: nats://SUBJECT must be the only source, and has no dry run",
         );
         check(self.models.is_empty(), "models: name at least one");
         let mut names: Vec<_> = self.models.iter().collect();
@@ -288,7 +288,7 @@ impl JobRequest {
             self.models.iter().any(|name| !is_model_name(name)),
             "models: a name is letters, digits, -, _ and . and does not begin with a dot",
         );
-        check(self.output.is_empty(), "output: say where rows go");
+        check(self.output.is_empty(), "output: must not be empty");
         check(
             self.options
                 .max_failure_rate

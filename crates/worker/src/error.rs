@@ -38,7 +38,7 @@ pub enum WorkerError {
     },
     /// A drain took longer than it may.
     #[error(
-        "what was in flight was not finished within {} of the stop; what is committed stays, and the same command resumes",
+        "images in flight were not finished within {} of the stop; committed rows stay, and the same command resumes",
         humantime::format_duration(*after)
     )]
     DrainTimeout {
@@ -73,7 +73,7 @@ pub enum WorkerError {
         reason: String,
     },
     /// No folder of the repository has this name.
-    #[error("there is no model {name} in {} (there are: {known})", root.display())]
+    #[error("model {name} does not exist in {} (known: {known})", root.display())]
     UnknownModel {
         /// The name.
         name: String,
@@ -104,7 +104,7 @@ pub enum WorkerError {
         job: String,
     },
     /// An output that another job has not let go of yet.
-    #[error("the workers of job {job}, which has ended, have not let go of {output} yet")]
+    #[error("the workers of job {job}, which has ended, have not released {output} yet")]
     OutputBusy {
         /// The output.
         output: String,
@@ -123,7 +123,7 @@ pub enum WorkerError {
     #[error("another worker has taken over the job")]
     LeaseLost,
     /// No worker answers the control API.
-    #[error("nobody answers: start a worker with the ingest role on this broker first")]
+    #[error("no ingest worker answered; start one on this broker: trommel worker --role ingest")]
     NobodyAnswers,
     /// The workers refused a request.
     #[error("{0}")]

@@ -55,7 +55,7 @@ pub(crate) enum TaskError {
         attempts: u32,
     },
     /// There is no record of the job that the image belongs to.
-    #[error("there is no record of job {job}, so nobody knows what its rows are to hold")]
+    #[error("job {job} has no record, so the content of its rows is unknown")]
     NoJob {
         /// The job.
         job: String,

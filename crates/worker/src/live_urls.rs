@@ -70,7 +70,7 @@ impl LiveUrls {
     pub async fn fetch(&self, url: &str, limit: u64, time: Duration) -> Result<Bytes, UrlFault> {
         let fault = |kind, message: String| UrlFault { kind, message };
         if !HttpUrl::is_url(url) {
-            let message = "url is no https:// or http:// address".to_owned();
+            let message = "url must be an https:// or http:// address".to_owned();
             return Err(fault(UrlFaultKind::Malformed, message));
         }
         let parsed = HttpUrl::parse(url);

@@ -48,7 +48,7 @@ pub(crate) async fn commit(
         match sink.commit(rows.clone()).await {
             Ok(_) => return Ok(sink.committed().len().saturating_sub(before)),
             Err(error) if error.kind() == StorageErrorKind::LostRace => {
-                tracing::warn!(%error, "reading again what is committed");
+                tracing::warn!(%error, "reading the committed rows again");
             }
             Err(error) if is_transient(&error) && start.elapsed() < PATIENCE => {
                 tracing::warn!(%error, ?wait, "will be committed again");

@@ -154,7 +154,7 @@ async fn commit_part(
     match timeout(SETTLING, settled).await {
         Ok(settled) => settled?,
         Err(_) => tracing::warn!(
-            "the broker does not confirm what is committed; it comes again and is dropped"
+            "the broker did not confirm the acks of committed rows; the rows will be redelivered and dropped"
         ),
     }
     Ok(())

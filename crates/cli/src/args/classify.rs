@@ -22,8 +22,8 @@ pub(crate) struct ClassifyArgs {
     #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
     pub(crate) model: Vec<ModelName>,
 
-    /// With two models: the share of images, below 1, whose label has to be the second model's. The first one
-    /// decides what it is sure enough of by a random sample that both are asked about
+    /// With two models: the share of images, below 1, whose label must agree with the second
+    /// model's. A random sample classified by both models decides how certain the first one must be
     #[arg(
         long,
         value_name = "SHARE",
@@ -32,11 +32,11 @@ pub(crate) struct ClassifyArgs {
     )]
     pub(crate) agree: Option<f64>,
 
-    /// Images of that sample, about
+    /// Approximate number of images in that sample
     #[arg(long, value_name = "N", default_value = "1500", requires = "agree")]
     pub(crate) agree_sample: u64,
 
-    /// Precision of a model of the hub. Default: fp32, or the only file that there is
+    /// Precision of a model of the hub. Default: fp32, or the only precision available
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) dtype: Option<Dtype>,
 
@@ -49,12 +49,12 @@ pub(crate) struct ClassifyArgs {
     #[arg(long, value_enum, default_value_t = PartFormat::Parquet)]
     pub(crate) format: PartFormat,
 
-    /// Add rows to the results that are there, for images whose uri and etag have none yet
+    /// Add rows to existing results, for images whose uri and etag have no row yet
     #[arg(long, requires = "output", conflicts_with = "overwrite")]
     pub(crate) skip_existing: bool,
 
-    /// Classify the images of failed rows again, of results that are finished; with kinds, only rows
-    /// that failed in these ways. Kinds: fetch, decode, infer, or those that rows name
+    /// Classify the images of failed rows of finished results again; with KINDS, only rows with
+    /// these kinds of failures: fetch, decode, infer, or an error_kind
     #[arg(
         long,
         value_name = "KINDS",
@@ -70,32 +70,33 @@ pub(crate) struct ClassifyArgs {
     #[arg(long)]
     pub(crate) overwrite: bool,
 
-    /// Exit with 3 when an image failed, not only when all did
+    /// Exit with 3 if any image failed, not only if all did
     #[arg(long)]
     pub(crate) fail_on_error: bool,
 
-    /// Stop, with exit code 4, once more than this share of images is sure to fail
+    /// Stop, with exit code 4, once more than this share of all images must fail
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(crate) max_failure_rate: Option<f64>,
 
-    /// Count the images, classify 512 of them, store nothing, and say how long all would take, how sure
-    /// that is, how many bytes that reads and writes, and what it costs at your prices
+    /// Count the images, classify 512 of them without storing anything, and estimate time (with its
+    /// uncertainty), bytes read and written, and cost of the whole job
     #[arg(long, conflicts_with_all = ["skip_existing", "retry_failed", "fail_on_error"])]
     pub(crate) dry_run: bool,
 
-    /// Stop after this time, such as 2h; what is committed stays, and the same command goes on from there
+    /// Stop after this time, such as 2h; committed rows stay, and the same command resumes
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) max_runtime: Option<Duration>,
 
-    /// Stop at this cost at the prices of --price, likewise
+    /// Stop at this cost at the prices of --price; the same command resumes
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_cost: Option<f64>,
 
-    /// Nothing on standard error but errors
+    /// Only errors on standard error
     #[arg(short, long)]
     pub(crate) quiet: bool,
 
-    /// The summary as JSON on standard output; on standard error when rows go to standard output
+    /// Print the summary as JSON on standard output, or on standard error if rows go to standard
+    /// output
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -119,8 +120,8 @@ pub(crate) struct ClassifyArgs {
 }
 
 const CLASSIFY_HELP: &str = "\
-Every image ends in exactly one row; an image that cannot be read or classified gets a row with
-status `failed`, a kind and a message. The same command again resumes a job that was interrupted.
+Every image gets exactly one row; if it cannot be read or classified, the row has the status `failed`,
+a kind and a message. Running the same command again resumes an interrupted job.
 
 Exit codes: 0 all rows written, 1 any other error, 2 usage or configuration, 3 all images failed, or
-one with --fail-on-error, 4 too many failures (--max-failure-rate).";
+any with --fail-on-error, 4 too many failures (--max-failure-rate).";

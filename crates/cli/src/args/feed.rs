@@ -14,8 +14,8 @@ Examples:
   trommel feed /dev/video0 --as desk
   trommel feed clip.mp4 --as cam1 --loop
 
-ffmpeg makes the frames; install it, or name it with video.ffmpeg. A camera or stream that ends is opened
-again, with growing pauses. `trommel serve --nats URL --live cam1` classifies them.";
+ffmpeg decodes the frames; install it, or set video.ffmpeg to its path. A camera or stream that ends is
+reopened, with growing pauses. `trommel serve --nats URL --live cam1` classifies the frames.";
 
 #[derive(Debug, Args)]
 #[command(after_help = FEED_HELP)]
@@ -32,11 +32,11 @@ pub(crate) struct FeedArgs {
     #[arg(long, value_name = "RATE")]
     pub(crate) fps: Option<FrameRate>,
 
-    /// Decode on a device of ffmpeg's, such as cuda, vaapi or videotoolbox. Default: the processor
+    /// Hardware decoder of ffmpeg, such as cuda, vaapi or videotoolbox. Default: the CPU
     #[arg(long, value_name = "NAME")]
     pub(crate) hwaccel: Option<String>,
 
-    /// Make frames no wider than this, which keeps messages small
+    /// Scale frames down to at most this width, to keep messages small
     #[arg(long, value_name = "PIXELS")]
     pub(crate) max_width: Option<NonZeroU32>,
 
@@ -44,7 +44,7 @@ pub(crate) struct FeedArgs {
     #[arg(long, value_name = "Q", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=31))]
     pub(crate) quality: u8,
 
-    /// Begin a file again at its end
+    /// Restart a file at its end
     #[arg(long = "loop")]
     pub(crate) loops: bool,
 

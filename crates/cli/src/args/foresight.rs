@@ -16,9 +16,9 @@ use super::{RowArgs, S3Args, TuningArgs};
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Costs")]
 pub(crate) struct PriceArgs {
-    /// What you pay, such as infer=2.10/h,preprocess=0.04/core-h,s3-get=0.0004/1000. Of roles, broker
-    /// and machine for an h or a core-h; of s3-get and s3-put for a number of requests; of read and
-    /// write for a gb; of input-tokens and output-tokens for M, a million, in dry runs of a prompt
+    /// Your prices, such as infer=2.10/h,preprocess=0.04/core-h,s3-get=0.0004/1000. Roles, broker
+    /// and machine cost per h or core-h, s3-get and s3-put per number of requests, read and write
+    /// per gb, and in dry runs of a prompt input-tokens and output-tokens per M, a million
     #[arg(long = "price", value_name = "PRICES", value_delimiter = ',')]
     pub(crate) prices: Vec<Price>,
 }
@@ -26,19 +26,19 @@ pub(crate) struct PriceArgs {
 #[derive(Debug, Args)]
 #[command(after_help = BENCH_HELP)]
 pub(crate) struct BenchArgs {
-    /// Images like yours: what classify takes, but standard input
+    /// Sample images: any source of classify except standard input
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<String>,
 
-    /// Model directory, or hf:ORGANISATION/NAME; with --against the name that requests have for it
+    /// Model directory, or hf:ORGANISATION/NAME; with --against the name that requests use
     #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
     pub(crate) model: Option<String>,
 
-    /// Images that are taken, chosen evenly by a hash of their names
+    /// Number of images to use, sampled evenly by a hash of their names
     #[arg(long, value_name = "N", default_value = "512")]
     pub(crate) images: NonZeroUsize,
 
-    /// Sizes of batches that are measured
+    /// Batch sizes to measure
     #[arg(
         long,
         value_name = "LIST",
@@ -47,23 +47,23 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) batches: Vec<NonZeroUsize>,
 
-    /// NATS server through which tensors are sent too, by streams that are removed afterwards
+    /// NATS server to also send tensors through; its streams are removed afterwards
     #[arg(long, value_name = "URL", conflicts_with = "against")]
     pub(crate) nats: Option<String>,
 
-    /// Server that is asked instead: http://HOST:PORT, or nats://HOST:PORT
+    /// Server to send requests to instead: http://HOST:PORT, or nats://HOST:PORT
     #[arg(long, value_name = "URL")]
     pub(crate) against: Option<String>,
 
-    /// Requests a second, one load after the other, such as 20,50,100
+    /// Requests per second, one load after another, such as 20,50,100
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = rate, requires = "against")]
     pub(crate) rates: Vec<f64>,
 
-    /// How requests come
+    /// Distribution of arrivals
     #[arg(long, value_enum, default_value_t = ArrivalArg::Poisson, requires = "against")]
     pub(crate) arrivals: ArrivalArg,
 
-    /// For how long each load is measured
+    /// Duration of the measurement of each load
     #[arg(
         long,
         value_name = "TIME",
@@ -73,7 +73,7 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) duration: Duration,
 
-    /// For how long requests come before it counts
+    /// Duration of the warm-up before each measurement
     #[arg(
         long,
         value_name = "TIME",
@@ -83,7 +83,7 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) warm_up: Duration,
 
-    /// Time within which an answer is of use
+    /// Latency within which an answer counts as good
     #[arg(
         long,
         value_name = "TIME",
@@ -93,15 +93,15 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) deadline: Duration,
 
-    /// Of the times at which requests come: another course of the same kind
+    /// Seed of the arrival times
     #[arg(long, value_name = "N", default_value_t = 0, requires = "against")]
     pub(crate) seed: u64,
 
-    /// Write the measures as JSON, for trommel plan --from
+    /// Write the measurements as JSON, for trommel plan --from
     #[arg(short, long, value_name = "FILE.json")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Write them as one page with plots
+    /// Write the measurements as an HTML page with plots
     #[arg(long, value_name = "FILE.html")]
     pub(crate) page: Option<PathBuf>,
 
@@ -120,16 +120,16 @@ pub(crate) struct BenchArgs {
 }
 
 const BENCH_HELP: &str = "\
-Each stage runs alone with as many threads as in the pipeline, then all of them. The limit is the rate of
-the slowest part; parts that share the processor take turns.
+Each stage runs alone, with as many threads as in the pipeline, and then the whole pipeline runs. The limit is
+the rate of the slowest stage; stages that share the CPU are counted one after the other.
 
-Requests are sent when they are due, whatever became of the ones before, and count from then on, so that a
-server that falls behind shows it. A token is taken from TROMMEL_SERVE_TOKEN.";
+Requests follow an open loop: each is sent when it is due, whether or not earlier ones were answered, and its
+latency counts from then. The token is read from TROMMEL_SERVE_TOKEN.";
 
 #[derive(Debug, Args)]
 #[command(after_help = TUNE_HELP)]
 pub(crate) struct TuneArgs {
-    /// Images like yours: what classify takes, but standard input
+    /// Sample images: any source of classify except standard input
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<String>,
 
@@ -137,20 +137,20 @@ pub(crate) struct TuneArgs {
     #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
     pub(crate) model: ModelName,
 
-    /// Images that settings are compared with at the end, chosen evenly by a hash of their names; a ninth
-    /// of them at first
+    /// Number of images in the last comparison, sampled evenly by a hash of their names; the first
+    /// comparison uses a ninth of them
     #[arg(long, value_name = "N", default_value = "512")]
     pub(crate) images: NonZeroUsize,
 
-    /// Time within which 95 % of requests are to be answered, such as 120ms, at the rate of --rate
+    /// Latency target of 95 % of requests at the rate of --rate, such as 120ms
     #[arg(long, value_name = "TIME", value_parser = time, requires = "rate")]
     pub(crate) p95: Option<Duration>,
 
-    /// Requests a second at which --p95 has to hold
+    /// Requests per second at which --p95 has to hold
     #[arg(long, value_name = "N", value_parser = rate, requires = "p95")]
     pub(crate) rate: Option<f64>,
 
-    /// For how long requests come at the end; a ninth of it at first
+    /// Duration of the last measurement; the first one takes a ninth of it
     #[arg(
         long,
         value_name = "TIME",
@@ -160,18 +160,18 @@ pub(crate) struct TuneArgs {
     )]
     pub(crate) duration: Duration,
 
-    /// Of the times at which requests come: another course of the same kind
+    /// Seed of the arrival times
     #[arg(long, value_name = "N", default_value_t = 0, requires = "p95")]
     pub(crate) seed: u64,
 
     #[command(flatten)]
     pub(crate) prices: PriceArgs,
 
-    /// Search, and keep nothing
+    /// Search, but do not save a profile
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Write what was tried as one page with a plot
+    /// Write all trials as an HTML page with a plot
     #[arg(long, value_name = "FILE.html")]
     pub(crate) page: Option<PathBuf>,
 
@@ -190,27 +190,27 @@ pub(crate) struct TuneArgs {
 }
 
 const TUNE_HELP: &str = "\
-Batch, sessions and their threads, threads that prepare, images held and the wait for a batch are searched by
-successive halving; what is configured or given as a flag stays. With --price the aim is the least cost, else
-the most throughput. What is no faster than the defaults beyond the noise is not taken.
+Searches batch size, sessions and their threads, threads for decoding, images in flight and the wait for a
+batch by successive halving. Settings from the configuration or flags stay fixed. With --price it minimises
+cost, otherwise it maximises throughput. A gain within the noise of the measurement is not saved.
 
-classify, serve and workers take the settings for the model on such a machine by themselves.
+classify, serve and workers use the saved settings for this model on a machine of this kind.
 
-Exit codes: 0 done, also where the defaults stay, 3 nothing that was tried keeps --p95, 2 usage.";
+Exit codes: 0 done, also if the defaults are kept, 2 usage, 3 no trial meets --p95.";
 
 #[derive(Debug, Args)]
 #[command(after_help = PLAN_HELP)]
 pub(crate) struct PlanArgs {
-    /// Images a second that are to be classified
+    /// Images to classify per second
     #[arg(long, value_name = "N", value_parser = rate)]
     pub(crate) rate: Option<f64>,
 
-    /// Time within which 95 % of requests are to be answered, such as 120ms. Without it the plan is
-    /// that of a job, which only has a rate
+    /// Latency target of 95 % of requests, such as 120ms. Without it the plan is for a job, which
+    /// only has a rate
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) p95: Option<Duration>,
 
-    /// What trommel bench has measured
+    /// Measurements of trommel bench
     #[arg(long, value_name = "FILE.json", required_unless_present = "service")]
     pub(crate) from: Option<PathBuf>,
 
@@ -218,11 +218,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "TIMES")]
     pub(crate) service: Option<Service>,
 
-    /// Time that an image takes in addition, whatever the load, such as 10ms
+    /// Fixed overhead of an image, such as 10ms
     #[arg(long, value_name = "TIME", value_parser = seconds_argument, default_value = "0ms")]
     pub(crate) other: f64,
 
-    /// Time that a core takes to decode and resize an image. Default: as measured
+    /// Time to decode and resize an image on one core. Default: as measured
     #[arg(long, value_name = "TIME", value_parser = seconds_argument)]
     pub(crate) prepare: Option<f64>,
 
@@ -234,11 +234,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "BYTES")]
     pub(crate) image_bytes: Option<NonZeroUsize>,
 
-    /// Tensors a second that one stream of the broker carries. Default: as measured
+    /// Tensors per second that one stream of the broker carries. Default: as measured
     #[arg(long, value_name = "N", value_parser = rate)]
     pub(crate) broker: Option<f64>,
 
-    /// Way of tensors from preprocess to infer
+    /// How tensors travel from preprocess to infer
     #[arg(long, value_enum, default_value_t = PlanHop::Jetstream)]
     pub(crate) hop: PlanHop,
 
@@ -250,7 +250,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N")]
     pub(crate) instances: Option<NonZeroUsize>,
 
-    /// Sessions that one process of the role infer holds. Default: as measured, else 1
+    /// Sessions per process of the role infer. Default: as measured, else 1
     #[arg(long, value_name = "N")]
     pub(crate) instances_each: Option<NonZeroUsize>,
 
@@ -258,19 +258,19 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<NonZeroUsize>,
 
-    /// Images in a full batch. Default: what serves best
+    /// Images in a full batch. Default: the best value found
     #[arg(long, value_name = "N")]
     pub(crate) max_batch: Option<NonZeroUsize>,
 
-    /// Longest time that a batch waits to fill. Default: what serves best
+    /// Longest time that a batch waits to fill. Default: the best value found
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) max_wait: Option<Duration>,
 
-    /// How requests come
+    /// Distribution of arrivals
     #[arg(long, value_enum, default_value_t = ArrivalArg::Poisson)]
     pub(crate) arrivals: ArrivalArg,
 
-    /// Of the simulation: another course of the same kind
+    /// Seed of the simulation
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 
@@ -283,15 +283,15 @@ pub(crate) struct PlanArgs {
 }
 
 const PLAN_HELP: &str = "\
-Nothing is run: a discrete-event model of the pipeline is simulated with the times that you give or that
-trommel bench has measured. The same arguments give the same plan.
+Runs no model: it simulates the pipeline by discrete events, with the times that you give or that trommel bench
+measured. The same arguments give the same plan.
 
-Exit codes: 0 there is a plan, 3 nothing that was tried keeps the time or the rate, 2 usage.";
+Exit codes: 0 a plan was found, 2 usage, 3 no plan meets the latency or the rate.";
 
 /// How tensors get from preprocess to infer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PlanHop {
-    /// Through the broker, so that both roles scale apart
+    /// Through the broker, so that both roles scale independently
     Jetstream,
     /// Both roles in one process
     Local,
@@ -300,9 +300,9 @@ pub(crate) enum PlanHop {
 /// How requests come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ArrivalArg {
-    /// At random, independently of each other
+    /// Random and independent of each other
     Poisson,
-    /// At equal distances
+    /// At equal intervals
     Constant,
 }
 

@@ -9,12 +9,12 @@ use super::{BrokerArgs, PartFormat, PriceArgs, RowArgs, SourceArgs, share};
 
 #[derive(Debug, Args)]
 pub(crate) struct SubmitArgs {
-    /// Images, as the workers see them: what `trommel classify` takes, but standard input; or
+    /// Images, as the workers see them: any source of `trommel classify` except standard input; or
     /// nats://SUBJECT, on which a store publishes notifications of new objects
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<String>,
 
-    /// Models by their names in the workers' repository; each gets rows of its own
+    /// Names of models in the workers' repository; each model gets its own rows
     #[arg(
         short,
         long,
@@ -29,11 +29,11 @@ pub(crate) struct SubmitArgs {
     #[arg(short, long, value_name = "DEST")]
     pub(crate) output: String,
 
-    /// Name of the job; the same name again is the same job. Default: a new one
+    /// Name of the job; submitting the same name again refers to the same job. Default: a new name
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
 
-    /// How urgent it is: high, normal or low
+    /// Priority: high, normal or low
     #[arg(long, default_value_t, value_name = "LANE")]
     pub(crate) lane: trommel_types::Lane,
 
@@ -41,7 +41,7 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_enum, default_value_t = PartFormat::Parquet)]
     pub(crate) format: PartFormat,
 
-    /// Add rows to the results that are there, for images whose uri and etag have none yet
+    /// Add rows to existing results, for images whose uri and etag have no row yet
     #[arg(long, conflicts_with_all = ["overwrite", "dry_run"])]
     pub(crate) skip_existing: bool,
 
@@ -49,20 +49,20 @@ pub(crate) struct SubmitArgs {
     #[arg(long)]
     pub(crate) overwrite: bool,
 
-    /// Count the images, classify the first 512, store nothing, and say how long all would take with the
-    /// workers that are there, how sure that is, and what it costs at your prices
+    /// Count the images, classify the first 512 without storing anything, and estimate time (with
+    /// its uncertainty) and cost of the whole job on the running workers
     #[arg(long, conflicts_with_all = ["wait", "fail_on_error"])]
     pub(crate) dry_run: bool,
 
-    /// Wait for the end, with a progress bar; the exit code tells it, as that of classify
+    /// Wait for the end, with a progress bar; exit codes are those of classify
     #[arg(long)]
     pub(crate) wait: bool,
 
-    /// Exit with 3 when an image failed, not only when all did
+    /// Exit with 3 if any image failed, not only if all did
     #[arg(long, requires = "wait")]
     pub(crate) fail_on_error: bool,
 
-    /// End the job once more than this share of images is sure to fail
+    /// End the job once more than this share of all images must fail
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(crate) max_failure_rate: Option<f64>,
 
@@ -70,20 +70,20 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) max_runtime: Option<Duration>,
 
-    /// End the job at this cost at the prices of --price. All workers that are alive count as the job's,
-    /// each as a machine
+    /// End the job at this cost at the prices of --price. All running workers are charged to the
+    /// job, each as a machine
     #[arg(long, value_name = "AMOUNT", value_parser = amount)]
     pub(crate) max_cost: Option<f64>,
-    /// Time from the queueing of an image after which it is not worked on any more, such as 30s: its row
-    /// fails as `expired`. Default: none
+    /// Discard images that waited longer than this since they were queued, such as 30s; their rows
+    /// fail as `expired`. Default: none
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) image_deadline: Option<Duration>,
 
-    /// Nothing on standard error but errors
+    /// Only errors on standard error
     #[arg(short, long)]
     pub(crate) quiet: bool,
 
-    /// The job's end as JSON
+    /// Print the job's summary as JSON
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -111,9 +111,9 @@ pub(crate) struct JobsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobsCommand {
-    /// Jobs, the newest first
+    /// List jobs, the newest first
     List {
-        /// Jobs that are shown at most; 0 shows all
+        /// Number of jobs to show; 0 shows all
         #[arg(long, value_name = "N", default_value_t = 50)]
         limit: usize,
         /// Leave out jobs that have ended
@@ -123,7 +123,7 @@ pub(crate) enum JobsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// How a job stands: images, rows, failures, what waits where
+    /// Show the state of a job: images, rows, failures, queues
     Show {
         /// The job
         id: String,
@@ -139,7 +139,7 @@ pub(crate) enum JobsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Why a job does not move: which images are where, since when, what was last said of them
+    /// Explain why a job makes no progress: where its images are, since when, and their last errors
     Why {
         /// The job
         id: String,
@@ -147,7 +147,7 @@ pub(crate) enum JobsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// What of a job could not be worked on, as its workers put it aside
+    /// List the dead letters of a job
     Dead {
         /// The job
         id: String,
@@ -155,30 +155,30 @@ pub(crate) enum JobsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Classify the images of failed rows again; the new rows take the place of the old ones
+    /// Classify the images of failed rows again; the new rows replace the failed ones
     Retry {
-        /// A job that is complete or failed
+        /// A complete or failed job
         id: String,
-        /// Only rows that failed in these ways: fetch, decode, infer, or a kind that rows name, such
-        /// as timeout
+        /// Only rows with these kinds of failures: fetch, decode, infer, or an error_kind, such as
+        /// timeout
         #[arg(long, value_name = "KINDS", value_delimiter = ',')]
         kind: Vec<String>,
         /// Wait for the end, with a progress bar
         #[arg(long)]
         wait: bool,
-        /// Exit with 3 when one of the new rows is failed
+        /// Exit with 3 if any of the new rows failed
         #[arg(long, requires = "wait")]
         fail_on_error: bool,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// End a job; what is committed stays
+    /// Cancel a job; committed rows stay
     Cancel {
         /// The job
         id: String,
     },
-    /// The models that jobs may name
+    /// List the models that jobs can use
     Models {
         /// As JSON
         #[arg(long)]
@@ -188,11 +188,11 @@ pub(crate) enum JobsCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Time between two looks
+    /// Interval between updates
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
     pub(crate) interval: Duration,
 
-    /// Look for five seconds, print what was seen, and end
+    /// Measure for five seconds, print the result and exit
     #[arg(long)]
     pub(crate) once: bool,
 

@@ -10,33 +10,33 @@ use crate::hub::{Dtype, HubName, ModelName};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Inputs, outputs, labels and preprocessing of a model directory
+    /// Show inputs, outputs, labels and preprocessing of a model
     Inspect {
         /// Model directory, or hf:ORGANISATION/NAME
         model: ModelName,
         /// Precision of a model of the hub, as for classify
         #[arg(long, value_enum, value_name = "DTYPE")]
         dtype: Option<Dtype>,
-        /// Whose processor is followed, as for classify
+        /// Reference processor, as for classify
         #[arg(long, value_name = "NAME")]
         reference: Option<Reference>,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// Compare tensors with those of your own Transformers
+    /// Compare tensors with those of your own installation of Transformers
     Verify(VerifyArgs),
-    /// Fetch a model of the Hugging Face Hub, and print the folder that it is in
+    /// Fetch a model from the Hugging Face Hub, and print its folder
     Fetch {
         /// hf:ORGANISATION/NAME or hf:ORGANISATION/NAME@REVISION
         model: HubName,
-        /// Precision of its weights. Default: fp32, or the only file that there is
+        /// Precision of the weights. Default: fp32, or the only precision available
         #[arg(long, value_enum, value_name = "DTYPE")]
         dtype: Option<Dtype>,
-        /// Copy it into this new folder, such as one of a worker's repository
+        /// Copy the model into this new folder, such as one in a worker's repository
         #[arg(short, long, value_name = "DIR")]
         output: Option<PathBuf>,
-        /// Nothing on standard error but errors
+        /// Only errors on standard error
         #[arg(short, long)]
         quiet: bool,
     },
@@ -48,7 +48,7 @@ pub(crate) struct VerifyArgs {
     /// Model directory, or hf:ORGANISATION/NAME
     pub(crate) model: ModelName,
 
-    /// Images: files, and folders with all below them
+    /// Images: files, and folders with their subfolders
     #[arg(required = true)]
     pub(crate) images: Vec<PathBuf>,
 
@@ -56,7 +56,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) dtype: Option<Dtype>,
 
-    /// Whose processor is followed, as for classify
+    /// Reference processor, as for classify
     #[arg(long, value_name = "NAME")]
     pub(crate) reference: Option<Reference>,
 
@@ -64,20 +64,20 @@ pub(crate) struct VerifyArgs {
     #[arg(short, long, value_name = "DIR", default_value = "trommel-verify")]
     pub(crate) output: PathBuf,
 
-    /// Images that are compared at most
+    /// Number of images to compare, at most
     #[arg(long, value_name = "N", default_value = "64")]
     pub(crate) limit: NonZeroUsize,
 
-    /// The Python that has your Transformers
+    /// Python interpreter with Transformers installed
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub(crate) python: PathBuf,
 }
 
 const VERIFY_HELP: &str = "\
-Writes Trommel's tensors and a program in Python, runs it, and prints what it found: whether the
-AutoImageProcessor of your own Transformers gives the same tensors.
+Writes Trommel's tensors and a Python program that compares them with those of the AutoImageProcessor of your own
+installation of Transformers, runs the program, and prints the result.
 
-Exit codes: 0 all are equal, 3 some differ, 1 and 2 they could not be compared.";
+Exit codes: 0 all tensors are equal, 3 some differ, 1 and 2 they could not be compared.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
@@ -89,15 +89,15 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) dtype: Option<Dtype>,
 
-    /// Images in the batch that is profiled. Default: infer.max-batch, or the fastest number
+    /// Batch size to profile. Default: infer.max-batch, or the fastest one
     #[arg(long, value_name = "N")]
     pub(crate) batch: Option<NonZeroUsize>,
 
-    /// Batches that are profiled
+    /// Number of batches to profile
     #[arg(long, value_name = "N", default_value = "20")]
     pub(crate) runs: NonZeroUsize,
 
-    /// Sizes of batches whose throughput is measured
+    /// Batch sizes to measure the throughput of
     #[arg(
         long,
         value_name = "LIST",
@@ -114,7 +114,7 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "N")]
     pub(crate) intra_threads: Option<NonZeroUsize>,
 
-    /// Draw it into this file
+    /// Write the profile as a picture to this file
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) picture: Option<PathBuf>,
 

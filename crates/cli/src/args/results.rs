@@ -23,13 +23,12 @@ pub(crate) struct EvaluateArgs {
     #[arg(long, value_name = "folders|column:NAME", group = "truth")]
     pub(crate) labels_from: Option<String>,
 
-    /// Compare with the results of another run over the same images: how many labels are equal,
-    /// and how far scores have moved. Tells what quantisation or another device has cost
+    /// Compare with the results of another run over the same images, such as one with a quantised
+    /// model: how many labels are equal, and how far scores differ
     #[arg(long, value_name = "RESULTS", group = "truth")]
     pub(crate) against: Option<String>,
 
-    /// Name the lowest thresholds, for all classes and for each, whose predictions are right at
-    /// least this often
+    /// Find the lowest thresholds, for all classes and for each, that reach this precision
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "against")]
     pub(crate) precision: Option<f64>,
 
@@ -56,24 +55,24 @@ pub(crate) struct ReportArgs {
     #[arg(value_name = "RESULTS")]
     pub(crate) results: String,
 
-    /// The page
+    /// HTML file to write
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
 
-    /// Classes with a contact sheet, the largest ones
+    /// Number of classes to show pictures of, the largest ones
     #[arg(long, value_name = "NUMBER", default_value_t = 30)]
     pub(crate) classes: u16,
 
-    /// Images on a contact sheet at either end: the most sure ones, the least sure ones
+    /// Pictures per class with the highest scores, and as many with the lowest
     #[arg(long, value_name = "NUMBER", default_value_t = 8)]
     pub(crate) per_class: u16,
 
-    /// What `trommel classify --json` printed, for the timing of the stages
+    /// Output of `trommel classify --json`, for the timing of the stages
     #[arg(long, value_name = "FILE")]
     pub(crate) summary: Option<PathBuf>,
 
-    /// Folder that relative paths of images begin in. Default: the current one, else the results'
-    /// own or the nearest above it that has the first image
+    /// Folder that relative paths of images start from. Default: the first of the current folder,
+    /// the folder of the results and its parents that has the first image
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 
@@ -97,7 +96,7 @@ pub(crate) struct ExportArgs {
     #[arg(value_name = "RESULTS")]
     pub(crate) results: String,
 
-    /// Folder to make, with a folder for each label and the images in them
+    /// New folder, with a folder of images for each label
     #[arg(long, value_name = "DIR")]
     pub(crate) by_label: Option<PathBuf>,
 
@@ -105,32 +104,32 @@ pub(crate) struct ExportArgs {
     #[arg(long, conflicts_with = "link")]
     pub(crate) copy: bool,
 
-    /// Make symbolic links to the images, which have to be files of this machine
+    /// Make symbolic links to the images, which must be local files
     #[arg(long)]
     pub(crate) link: bool,
 
-    /// Write a list of images that a person should look at, the least sure ones first: tasks of Label
-    /// Studio, a folder of FiftyOne, or a table
+    /// Write a list of images for a person to review, the least certain first: Label Studio tasks,
+    /// a FiftyOne folder, or a table
     #[arg(long, value_enum, value_name = "TOOL", requires = "output")]
     pub(crate) to: Option<LabellingTool>,
 
-    /// The list: a new file, or a new folder for FiftyOne
+    /// New file for the list; for FiftyOne, a new folder
     #[arg(short, long, value_name = "FILE", requires = "to")]
     pub(crate) output: Option<PathBuf>,
 
-    /// At most so many images: those whose best class is least ahead of the next one
+    /// At most N images: those with the smallest margin between the two best classes
     #[arg(long, value_name = "N", requires = "to")]
     pub(crate) least_sure: Option<NonZeroUsize>,
 
-    /// At most so many images of each label
+    /// At most N images per label
     #[arg(long, value_name = "N", requires = "to")]
     pub(crate) per_class: Option<NonZeroUsize>,
 
-    /// Only images that have another label in these results
+    /// Only images with a different label in these results
     #[arg(long, value_name = "RESULTS", requires = "to")]
     pub(crate) disagree: Option<String>,
 
-    /// Of the unsure images choose such that differ from each other, by their embeddings
+    /// Choose uncertain images that differ from each other, by their embeddings
     #[arg(long, requires = "to")]
     pub(crate) diverse: bool,
 
@@ -142,12 +141,12 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "SCORE", value_parser = score)]
     pub(crate) min_score: Option<f32>,
 
-    /// Only images whose label has at most this score: the unsure ones
+    /// Only images whose label has at most this score
     #[arg(long, value_name = "SCORE", value_parser = score)]
     pub(crate) max_score: Option<f32>,
 
-    /// Folder that relative paths of images begin in. Default: the current one, else the results'
-    /// own or the nearest above it that has the first image
+    /// Folder that relative paths of images start from. Default: the first of the current folder,
+    /// the folder of the results and its parents that has the first image
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 

@@ -12,8 +12,8 @@ use super::{RowArgs, TuningArgs};
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_HELP)]
 pub(crate) struct ServeArgs {
-    /// Model directory, or hf:ORGANISATION/NAME; may be repeated. Requests name a model as its directory is
-    /// named
+    /// Model directory, or hf:ORGANISATION/NAME; may be repeated. The model's name in requests is
+    /// the name of its directory
     #[arg(
         short,
         long,
@@ -27,24 +27,24 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) dtype: Option<Dtype>,
 
-    /// Address that answers over HTTP. Default: 127.0.0.1:8080, for this machine alone
+    /// Address to serve HTTP on. Default: 127.0.0.1:8080, only for this machine
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// Answer over this NATS server too, on trommel.classify.NAME
+    /// Also answer requests on trommel.classify.NAME of this NATS server
     #[arg(long, value_name = "URL")]
     pub(crate) nats: Option<String>,
 
-    /// Classify frames of this live source too, * for all; may be repeated. Needs --nats
+    /// Also classify frames of this live source, * for all; may be repeated. Needs --nats
     #[arg(long, value_name = "SOURCE", requires = "nats")]
     pub(crate) live: Vec<String>,
 
-    /// File with the token that requests have to bring. Default: TROMMEL_SERVE_TOKEN, else none
+    /// File with the token that requests must send. Default: TROMMEL_SERVE_TOKEN, else none
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 
-    /// Place of the web that requests may name images by, such as https://host/path/; may be repeated.
-    /// Default: none
+    /// Web address under which requests may name images, such as https://host/path/; may be
+    /// repeated. Default: none
     #[arg(long, value_name = "URL")]
     pub(crate) allow_url: Vec<String>,
 
@@ -52,7 +52,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_certificate: Option<PathBuf>,
 
-    /// Its private key, PEM
+    /// Private key of the certificate, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
@@ -73,7 +73,6 @@ pub(crate) struct ServeArgs {
 }
 
 const SERVE_HELP: &str = "\
-The answer for an image is its row, as JSON: curl --data-binary @cat.jpg
-http://127.0.0.1:8080/v1/models/NAME/classify. Clients of the Open Inference Protocol find the same
-models below /v2; /openapi.json describes both. The settings of rows above are what requests get that
-say nothing else.";
+The response for an image is its row, as JSON: curl --data-binary @cat.jpg
+http://127.0.0.1:8080/v1/models/NAME/classify. The same models are served by the Open Inference Protocol
+below /v2; /openapi.json describes both. The settings of rows above are the defaults of requests.";

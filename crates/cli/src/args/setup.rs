@@ -7,21 +7,21 @@ use clap_complete::Shell;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Folder for the digits, the model, the table and the report; made if it is not there
+    /// Folder for the digits, the model, the table and the report; created if it does not exist
     #[arg(value_name = "DIR", default_value = "trommel-demo")]
     pub(crate) dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell. The script goes to standard output
+    /// Shell to complete for. The script is written to standard output
     #[arg(value_name = "SHELL")]
     pub(crate) shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Folder for the pages, one for each command; made if it is not there
+    /// Folder for the pages, one for each command; created if it does not exist
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 }

@@ -19,7 +19,7 @@ pub(crate) struct WorkerArgs {
     )]
     pub(crate) role: Vec<RoleArg>,
 
-    /// Models: a folder or s3://bucket/prefix, with NAME/ or NAME/VERSION/ in it
+    /// Model repository: a folder or s3://bucket/prefix that contains NAME/ or NAME/VERSION/
     #[arg(
         long,
         value_name = "DIR",
@@ -28,22 +28,23 @@ pub(crate) struct WorkerArgs {
     )]
     pub(crate) model_repository: String,
 
-    /// Where models of a bucket are copied to. Default: trommel/models in the user's cache folder
+    /// Folder for copies of models from a bucket. Default: trommel/models in the user's cache
+    /// folder
     #[arg(long, value_name = "DIR", env = "TROMMEL_MODEL_CACHE")]
     pub(crate) model_cache: Option<PathBuf>,
 
-    /// How tensors go from preprocess to infer: through the broker, or in memory where one process
-    /// holds both roles
+    /// How tensors travel from preprocess to infer: through the broker, or in memory if one process
+    /// runs both roles
     #[arg(long, value_enum, default_value_t = HopArg::Jetstream)]
     pub(crate) tensor_hop: HopArg,
 
-    /// Models that requests are answered for, as by `trommel serve`. With the role serve, or with
-    /// preprocess and infer, this process answers them; one with infer also computes for those that
-    /// have serve alone. Requests go first, jobs have all the rest
+    /// Models to answer requests for, as `trommel serve` does. A process with the role serve, or
+    /// with preprocess and infer, answers requests; one with infer also runs models for processes
+    /// that only have the role serve. Requests take precedence over jobs
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) serve: Vec<String>,
 
-    /// Address that answers requests over HTTP. Default: 127.0.0.1:8080, for this machine alone
+    /// Address to serve HTTP requests on. Default: 127.0.0.1:8080, only for this machine
     #[arg(long, value_name = "ADDRESS", requires = "serve")]
     pub(crate) serve_listen: Option<SocketAddr>,
 
@@ -67,14 +68,15 @@ pub(crate) struct WorkerArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// Place that jobs may read images from, with all below it: /data/photos, s3://bucket/prefix/,
-    /// https://host/ or nats://SUBJECT; may be repeated. Default: S3 as far as the credentials reach, nothing else
+    /// Location that jobs may read images from, including everything below it: /data/photos,
+    /// s3://bucket/prefix/, https://host/ or nats://SUBJECT; may be repeated. Default: everything
+    /// on S3 that the credentials can read, and nothing else
     #[arg(long, value_name = "PLACE")]
     pub(crate) allow_source: Vec<String>,
 
-    /// Place that jobs may write rows to: /data/results, s3://bucket/prefix/ or
-    /// postgres://host:port/database; may be repeated. Default: S3 as far as the credentials reach,
-    /// nothing else
+    /// Location that jobs may write rows to: /data/results, s3://bucket/prefix/ or
+    /// postgres://host:port/database; may be repeated. Default: everything on S3 that the
+    /// credentials can write, and nothing else
     #[arg(long, value_name = "PLACE")]
     pub(crate) allow_output: Vec<String>,
 }

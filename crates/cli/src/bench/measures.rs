@@ -124,19 +124,19 @@ impl Measures {
     /// # Errors
     /// If it cannot be read, or is of another version.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let failed = || format!("failed to read the measures {}", path.display());
+        let failed = || format!("failed to read the measurements {}", path.display());
         let text = std::fs::read(path).with_context(failed)?;
         #[derive(Deserialize)]
         struct Head {
             version: u32,
         }
-        let what = "it is not what trommel bench --output bench.json writes";
+        let what = "it was not written by trommel bench --output bench.json";
         let Head { version } = serde_json::from_slice(&text)
             .with_context(failed)
             .context(what)?;
         if version != VERSION {
             bail!(
-                "{}: the measures are of version {version}, and this trommel reads version {VERSION}; measure again with trommel bench",
+                "{}: the measurements have version {version}, but this trommel reads version {VERSION}; run trommel bench again",
                 path.display()
             );
         }

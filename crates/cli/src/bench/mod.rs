@@ -302,13 +302,11 @@ fn server(
 ) -> Result<ServerLoad> {
     let usage = |words: &str| anyhow::anyhow!("{words}").context(Usage);
     let Some(model) = args.model.clone() else {
-        return Err(usage(
-            "name the served model with --model, as requests name it",
-        ));
+        return Err(usage("give the model's name on the server with --model"));
     };
     if args.rates.is_empty() {
         return Err(usage(
-            "name the requests a second with --rates, such as --rates 20,50,100",
+            "give the requests per second with --rates, such as --rates 20,50,100",
         ));
     }
     runtime.block_on(async {
@@ -344,10 +342,7 @@ fn server(
                     .keys()
                     .next()
                     .map_or("no request was due", |why| why.as_str());
-                bail!(
-                    "{address} answered not one of {} requests: {why}",
-                    load.sent
-                );
+                bail!("{address} answered none of {} requests: {why}", load.sent);
             }
             loads.push(load);
         }

@@ -82,7 +82,7 @@ fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
     }
     writeln!(
         f,
-        "\npipeline   {:.1} images/s in batches of {}; the parts allow {:.1} (limit: {}), efficiency {:.0} %",
+        "\npipeline   {:.1} images/s in batches of {}; the slowest stage allows {:.1} ({}), efficiency {:.0} %",
         pipeline.images_per_second,
         model.max_batch,
         pipeline.limit,
@@ -92,7 +92,7 @@ fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
     if machine.others > DISTURBED {
         writeln!(
             f,
-            "others took {:.0} % of the processors meanwhile: measure again on a quiet machine",
+            "other processes used {:.0} % of the CPUs; measure again on an idle machine",
             100.0 * machine.others
         )?;
     }

@@ -73,7 +73,7 @@ pub(crate) async fn fetch(
     }
     let wall = start.elapsed().as_secs_f64();
     if let (true, Some(error)) = (images.is_empty(), why) {
-        return Err(error).context("not one image of the sample could be read");
+        return Err(error).context("no image of the sample could be read");
     }
     // Always the same images in the same order, however their reads ended.
     images.sort_by_key(|(image, _)| image.index);
@@ -139,7 +139,7 @@ pub(super) fn prepare(
     failed.dedup();
     let Some(tensor) = tensor else {
         let why = why.unwrap_or_else(|| "a thread panicked".to_owned());
-        bail!("not one image of the sample could be prepared: {why}");
+        bail!("no image of the sample could be prepared: {why}");
     };
     let stage = |name: &str, times: &Times| {
         let milliseconds = times.spread();

@@ -21,10 +21,7 @@ pub(super) fn said(error: &Error) -> String {
             )
         }
         Kind::UnknownField(_, known) => {
-            format!(
-                "{setting}: there is no such setting; there are {}",
-                known.join(", ")
-            )
+            format!("{setting}: unknown setting; known are {}", known.join(", "))
         }
         Kind::Message(text) if *text == not_an_address() => {
             format!("{setting} must be an IP address and a port, such as 127.0.0.1:9464")
@@ -60,7 +57,7 @@ fn wanted(expected: &str) -> &str {
     match expected {
         "a duration" => "a time with its unit, such as 30s or 5m",
         "a boolean" => "true or false",
-        "a string" => "a text in quotes",
+        "a string" => "a string in quotes",
         "a sequence" => "a list in brackets",
         "f32" | "f64" => "a number",
         nonzero if nonzero.starts_with("a nonzero ") => "a whole number of at least 1",
@@ -122,8 +119,8 @@ mod tests {
                 "[sink]\npart-rows = \"many\"",
                 "at least 1, but is \"many\"",
             ),
-            ("[sink]\npart_rows = 5", "sink.part_rows: there is no such"),
-            ("[sunk]\na = 5", "there are memory-budget, broker"),
+            ("[sink]\npart_rows = 5", "sink.part_rows: unknown setting"),
+            ("[sunk]\na = 5", "known are memory-budget, broker"),
             (
                 "[preprocess]\nfetch-timeout = 10",
                 "must be a time with its unit, such as 30s or 5m, but is 10",

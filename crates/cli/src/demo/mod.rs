@@ -77,7 +77,7 @@ fn unpack(dir: &Path) -> Result<()> {
         .all(|(name, content)| std::fs::read(dir.join(name)).is_ok_and(|found| found == *content));
     if !is_empty && !has_demo {
         bail!(
-            "{} holds other files; name a new folder: trommel demo DIR",
+            "{} contains other files; give a new folder: trommel demo DIR",
             dir.display()
         );
     }

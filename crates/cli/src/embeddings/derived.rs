@@ -169,7 +169,7 @@ impl Written {
             self.rows, self.failed
         );
         if self.was_complete {
-            told.push_str(" (it was finished before)");
+            told.push_str(" (finished before)");
         }
         writeln!(io::stderr(), "{told}")?;
         Ok(())

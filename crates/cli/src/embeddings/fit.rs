@@ -97,7 +97,7 @@ impl fmt::Display for Fitted {
         writeln!(f, "examples    {} of {} labels", self.examples, self.labels)?;
         writeln!(
             f,
-            "accuracy    {:.4} ± {:.4}, on examples that were not learned from ({} folds)",
+            "accuracy    {:.4} ± {:.4}, on held-out examples ({} folds)",
             self.accuracy, self.deviation, self.folds
         )?;
         for (c, accuracy) in &self.tried {
@@ -198,11 +198,11 @@ impl Labelled {
     /// Refuses what nothing can be learned from.
     fn check(&self, folds: usize) -> Result<()> {
         if folds < 2 {
-            bail!("--folds is {folds}; give at least 2, so that what was learned can be tried");
+            bail!("--folds is {folds}; give at least 2, so that some examples are held out");
         }
         if self.labels.len() < 2 {
             bail!(
-                "all {} examples are {:?}; give examples of two labels at least",
+                "all {} examples have the label {:?}; give examples of at least two labels",
                 self.classes.len(),
                 self.labels[0]
             );
@@ -212,7 +212,7 @@ impl Labelled {
         match counts.iter().position(|count| *count < folds) {
             None => Ok(()),
             Some(class) => bail!(
-                "label {:?} has {} examples, and {folds} folds need as many; give more, or fewer --folds",
+                "label {:?} has {} examples, but {folds} folds need at least {folds}; give more examples, or fewer --folds",
                 self.labels[class],
                 counts[class]
             ),

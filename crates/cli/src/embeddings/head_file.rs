@@ -53,10 +53,10 @@ impl HeadFile {
         let text =
             std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
         let file: Self = serde_json::from_slice(&text)
-            .with_context(|| format!("{} is no head that trommel fit wrote", path.display()))?;
+            .with_context(|| format!("{} was not written by trommel fit", path.display()))?;
         if file.version != VERSION {
             bail!(
-                "{} is a head of version {}, and this program knows version {VERSION}: use a newer one",
+                "{} has version {}, but this trommel reads version {VERSION}; upgrade trommel",
                 path.display(),
                 file.version
             );

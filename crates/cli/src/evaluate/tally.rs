@@ -311,13 +311,13 @@ impl fmt::Display for Evaluation {
             )?;
         }
         if self.unlabelled > 0 {
-            writeln!(f, "unlabelled      {} rows, left out", self.unlabelled)?;
+            writeln!(f, "unlabelled      {} rows, not counted", self.unlabelled)?;
         }
         if !self.never_given.is_empty() {
             let labels = self.never_given.join(", ");
             writeln!(
                 f,
-                "never given     {labels}: no row has these among its classes"
+                "never predicted {labels}: no row has these among its classes"
             )?;
         }
         let width = self

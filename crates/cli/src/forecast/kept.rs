@@ -32,7 +32,7 @@ pub(crate) fn keep(cache: &Path, key: &str, forecast: &Forecast) {
         Ok(())
     };
     if let Err(error) = write() {
-        tracing::warn!(%error, file = %file.display(), "the forecast is not kept, so the job will not be compared with it");
+        tracing::warn!(%error, file = %file.display(), "failed to save the forecast; the summary will not compare the job with it");
     }
 }
 

@@ -40,8 +40,7 @@ pub(crate) fn problem_of_costs(
         return Some(format!("--price: {problem}"));
     }
     let is_free = max_cost.is_some() && prices.is_empty();
-    is_free
-        .then(|| "--max-cost: without --price nothing costs anything; name your prices".to_owned())
+    is_free.then(|| "--max-cost needs prices; give them with --price".to_owned())
 }
 
 impl Spending {
@@ -122,15 +121,12 @@ impl Limits {
     fn over(&self, ran: Duration, spent: Option<f64>) -> Option<String> {
         if let Some(limit) = self.runtime.filter(|limit| ran >= *limit) {
             let limit = humantime::format_duration(limit);
-            return Some(format!("ran for as long as --max-runtime allows, {limit}"));
+            return Some(format!("reached --max-runtime {limit}"));
         }
         let limit = self
             .cost
             .filter(|limit| spent.is_some_and(|spent| spent >= *limit))?;
-        Some(format!(
-            "cost as much as --max-cost allows, {}",
-            money(limit)
-        ))
+        Some(format!("reached --max-cost {}", money(limit)))
     }
 
     /// Why the job was ended, if one of these limits did it.
@@ -148,8 +144,8 @@ mod tests {
         let limits = Limits::new(Some(Duration::from_secs(60)), Some(2.0));
         let over = |seconds, spent| limits.over(Duration::from_secs(seconds), Some(spent));
         assert_eq!(over(59, 1.9), None);
-        assert!(over(60, 0.0).unwrap().contains("--max-runtime allows, 1m"));
-        assert!(over(1, 2.0).unwrap().contains("--max-cost allows, $2.00"));
+        assert!(over(60, 0.0).unwrap().contains("--max-runtime 1m"));
+        assert!(over(1, 2.0).unwrap().contains("--max-cost $2.00"));
         assert_eq!(Limits::default().over(Duration::MAX, Some(1e9)), None);
     }
 
@@ -166,7 +162,7 @@ mod tests {
     #[test]
     fn a_limit_without_prices_is_refused() {
         let problem = problem_of_costs(&[], Some(1.0), false).unwrap();
-        assert!(problem.contains("name your prices"), "{problem}");
+        assert!(problem.contains("give them with --price"), "{problem}");
         assert_eq!(
             problem_of_costs(&["infer=1/h".parse().unwrap()], Some(1.0), false),
             None

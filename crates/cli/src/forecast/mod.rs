@@ -205,7 +205,7 @@ impl fmt::Display for Expected {
             None => line!(
                 f,
                 "bottleneck",
-                "none seen: the sample is small, or no stage had to wait"
+                "none found: the sample is small, or no stage had to wait"
             )?,
         }
         let bytes = |bytes: f64| HumanBytes(bytes as u64);
@@ -272,13 +272,13 @@ impl fmt::Display for Compared {
         };
         write!(
             f,
-            "the dry run said {}{around}, it took {} ({:+.0} %)",
+            "forecast {}{around}, took {} ({:+.0} %)",
             time(said.seconds),
             time(*seconds),
             100.0 * off
         )?;
         match said.cost.zip(*cost) {
-            Some((said, came)) => write!(f, "; said {}, cost {}", money(said), money(came)),
+            Some((said, came)) => write!(f, "; forecast {}, cost {}", money(said), money(came)),
             None => Ok(()),
         }
     }
@@ -396,9 +396,9 @@ mod tests {
         assert!((compared.off - 0.1).abs() < 1e-3, "{compared:?}");
         let text = compared.to_string();
         assert!(
-            text.contains("said 60.2 min (56.8 min to 63.5 min), it took 66.2 min (+10 %)"),
+            text.contains("forecast 60.2 min (56.8 min to 63.5 min), took 66.2 min (+10 %)"),
             "{text}"
         );
-        assert!(text.contains("said $2.00, cost $2.20"), "{text}");
+        assert!(text.contains("forecast $2.00, cost $2.20"), "{text}");
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn dry_run(
     runtime.block_on(sink.finish())?;
     let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(trial) = trial else {
-        bail!("the source holds too few images to say what more of them take: classify them");
+        bail!("the source has too few images for a forecast; classify them");
     };
     let (images, all_counted) = runtime.block_on(count(terms.source))?;
     let basis = Basis {

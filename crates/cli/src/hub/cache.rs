@@ -29,7 +29,7 @@ impl Snapshot {
     /// When the commit is no name of a folder.
     pub(super) fn new(cache: &Path, name: &HubName, commit: &str) -> Result<Self> {
         if commit.is_empty() || !commit.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            bail!("{name}: the hub names the commit {commit:?}, which is invalid");
+            bail!("{name}: the hub returned the invalid commit {commit:?}");
         }
         let folder = format!("models--{}", name.repository.replace('/', "--"));
         Ok(Self {

@@ -83,7 +83,7 @@ pub(super) fn choose<'a>(
                     known.join(", ")
                 ),
                 true => bail!(
-                    "{name} holds {}, none of which is named as a classifier's file; fetch the one that you mean into a folder as model.onnx, with config.json and preprocessor_config.json",
+                    "{name} has {}, none of which has the usual name of a classifier; download the right one into a folder as model.onnx, with config.json and preprocessor_config.json",
                     models.join(", ")
                 ),
             }

@@ -124,7 +124,7 @@ impl Info {
                 !hash.is_empty() && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
             });
             let hash =
-                hash.with_context(|| format!("the hub gives no hash of {}", file.rfilename))?;
+                hash.with_context(|| format!("the hub returned no hash of {}", file.rfilename))?;
             let remote = RemoteFile {
                 bytes,
                 hash,
@@ -236,17 +236,17 @@ impl Client {
                     let mut body = answer.into_body();
                     let text = body.with_config().limit(MAX_INFO).read_to_vec();
                     let text =
-                        text.with_context(|| format!("{name}: the hub's answer was cut off"))?;
+                        text.with_context(|| format!("{name}: the hub's response was truncated"))?;
                     let repository = serde_json::from_slice(&text);
                     let repository: Repository = repository.with_context(|| {
-                        format!("{name}: {url} gives no description of a model")
+                        format!("{name}: {url} did not return a description of a model")
                     })?;
                     return Info::of(repository).map(Asked::Hub);
                 }
                 Ok(answer) if !is_passing(answer.status()) => {
                     return Err(self.refusal(name, None, &answer));
                 }
-                Ok(answer) => format!("the hub answers {}", answer.status()),
+                Ok(answer) => format!("the hub returned {}", answer.status()),
                 Err(error) => format!("{} cannot be reached: {error}", self.settings.endpoint),
             };
             if attempt >= ATTEMPTS {
@@ -273,12 +273,15 @@ impl Client {
             StatusCode::OK => Ok(Part::From(0, answer.into_body())),
             StatusCode::PARTIAL_CONTENT => {
                 let start = range_start(&answer);
-                let start =
-                    start.with_context(|| format!("{url} gives a part without saying which"))?;
+                let start = start.with_context(|| {
+                    format!("{url} returned a partial response without Content-Range")
+                })?;
                 Ok(Part::From(start, answer.into_body()))
             }
             StatusCode::RANGE_NOT_SATISFIABLE => Ok(Part::BeyondTheEnd),
-            status if is_passing(status) => Ok(Part::Later(format!("the server answers {status}"))),
+            status if is_passing(status) => {
+                Ok(Part::Later(format!("the server returned {status}")))
+            }
             _ => Err(self.refusal(name, Some(path), &answer)),
         }
     }
@@ -304,7 +307,7 @@ impl Client {
             let location = answer.headers().get("location");
             let location = location.and_then(|place| place.to_str().ok());
             let next = location.and_then(|place| redirected(&url, place));
-            url = next.ok_or_else(|| format!("{url} redirects to no place"))?;
+            url = next.ok_or_else(|| format!("{url} redirects without a Location"))?;
         }
         Err(format!(
             "{url} is redirected more than {MAX_REDIRECTS} times"
@@ -322,33 +325,30 @@ impl Client {
         let code = code.and_then(|code| code.to_str().ok()).unwrap_or_default();
         let page = format!("{}/{}", self.settings.endpoint, name.repository);
         let token = match self.settings.token {
-            None => "set HF_TOKEN to a token that may read it",
+            None => "set HF_TOKEN to a token with read access",
             Some(_) => {
-                "the token that is set (HF_TOKEN, or that of `hf auth login`) may not read it"
+                "the current token (HF_TOKEN, or that of `hf auth login`) has no read access"
             }
         };
         match (code, answer.status()) {
             ("GatedRepo", _) => {
                 anyhow!("{name} is gated: accept its terms at {page}; then {token}")
             }
-            ("RevisionNotFound", _) => anyhow!("{name}: there is no revision {}", name.revision),
+            ("RevisionNotFound", _) => anyhow!("{name}: revision {} does not exist", name.revision),
             ("EntryNotFound", _) => {
-                anyhow!(
-                    "{name}: there is no file {} any more",
-                    path.unwrap_or_default()
-                )
+                anyhow!("{name}: file {} no longer exists", path.unwrap_or_default())
             }
             (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => anyhow!(
-                "{name}: there is no such repository at {}, or it is private; check the name, and if it is private, {token}",
+                "{name}: the repository does not exist at {}, or is private; check the name, and if it is private, {token}",
                 self.settings.endpoint
             ),
             (_, StatusCode::NOT_FOUND) => {
                 anyhow!(
-                    "{name}: there is no such repository at {}",
+                    "{name}: the repository does not exist at {}",
                     self.settings.endpoint
                 )
             }
-            (_, status) => anyhow!("{name}: {} answers {status}", self.settings.endpoint),
+            (_, status) => anyhow!("{name}: {} returned {status}", self.settings.endpoint),
         }
     }
 }

@@ -32,7 +32,7 @@ impl Progress {
             let size = indicatif::HumanBytes(length);
             let resumed = match there {
                 0 => String::new(),
-                there => format!(", {} of it here already", indicatif::HumanBytes(there)),
+                there => format!(", {} already downloaded", indicatif::HumanBytes(there)),
             };
             // Nobody is listening if this fails.
             writeln!(io::stderr(), "fetching {name}: {path} ({size}{resumed})").ok();
@@ -121,7 +121,7 @@ impl Fetch<'_> {
             attempt = if have > before { 1 } else { attempt + 1 };
             if attempt >= ATTEMPTS {
                 bail!(
-                    "{}: {} came to {have} of {} bytes only: {why}; the same command goes on from there",
+                    "{}: {} stopped at {have} of {} bytes: {why}; run the same command again to resume",
                     self.name,
                     self.path,
                     self.file
@@ -158,7 +158,9 @@ impl Fetch<'_> {
             Part::BeyondTheEnd => {
                 *have = 0;
                 target.set_len(0).with_context(failed)?;
-                return Ok(Some("the server has less of it than is here".to_owned()));
+                return Ok(Some(
+                    "the file on the server is shorter than the downloaded part".to_owned(),
+                ));
             }
             Part::From(start, _) if start > *have => bail!(
                 "{}: the server sends {} from byte {start} on, and was asked from {have} on",
@@ -185,11 +187,13 @@ impl Fetch<'_> {
             target.write_all(&buffer[..length]).with_context(failed)?;
             *have += length as u64;
             if self.file.bytes.is_some_and(|bytes| *have > bytes) {
-                return Ok(Some("more came than the hub says that it has".to_owned()));
+                return Ok(Some(
+                    "the server sent more bytes than the hub's size".to_owned(),
+                ));
             }
         }
         let is_whole = self.file.bytes.is_none_or(|bytes| bytes == *have);
-        Ok((!is_whole).then(|| "the answer ended early".to_owned()))
+        Ok((!is_whole).then(|| "the response ended early".to_owned()))
     }
 
     /// Whether the content is what the hub says.
@@ -210,7 +214,7 @@ impl Fetch<'_> {
         let found: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
         if found != self.file.hash {
             bail!(
-                "{}: {} has arrived damaged: its SHA-256 is {found}, the hub says {}; it was removed, run the command again",
+                "{}: {} is corrupt: its SHA-256 is {found}, but the hub's is {}; it was removed, run the command again",
                 self.name,
                 self.path,
                 self.file.hash

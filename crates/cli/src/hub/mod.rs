@@ -117,7 +117,7 @@ impl ModelName {
         match (self, dtype) {
             (Self::Hub(name), _) => fetch(name, dtype, quiet),
             (Self::Folder(_), Some(_)) => bail!(
-                "--dtype chooses among the files of a model of the hub (hf:…); in a folder choose with file = \"…\" in the section [model] of its trommel.toml"
+                "--dtype chooses a file of a model of the hub (hf:…); for a folder, set file = \"…\" in the section [model] of its trommel.toml"
             ),
             (Self::Folder(dir), None) if dir.is_dir() => Ok(dir.clone()),
             (Self::Folder(dir), None) => bail!("{}", not_a_folder(dir)),
@@ -132,19 +132,19 @@ fn not_a_folder(dir: &Path) -> String {
         let folder = dir.parent().filter(|parent| *parent != Path::new(""));
         let folder = folder.unwrap_or(Path::new("."));
         return format!(
-            "model {shown}: this is a file; give the folder that holds it with config.json: --model {}",
+            "model {shown} is a file; give the folder of it and config.json: --model {}",
             folder.display()
         );
     }
     let as_name = dir.to_str().and_then(|text| text.parse::<HubName>().ok());
     match as_name.filter(|name| name.repository.contains('/')) {
         Some(name) => format!(
-            "model {shown}: there is no such directory; for the model of that name on the Hugging Face Hub give --model {name}, or export it: python models/export.py {} --output {}",
+            "model {shown} does not exist; for the model of that name on the Hugging Face Hub give --model {name}, or export it: python models/export.py {} --output {}",
             name.repository,
             folder_for(&name.repository)
         ),
         None => format!(
-            "model {shown}: there is no such directory; give a folder that holds model.onnx and config.json, or hf:ORGANISATION/NAME (docs/models.md)"
+            "model {shown} does not exist; give a folder with model.onnx and config.json, or hf:ORGANISATION/NAME (docs/models.md)"
         ),
     }
 }
@@ -171,7 +171,7 @@ pub(crate) fn fetch(name: &HubName, dtype: Option<Dtype>, quiet: bool) -> Result
         Asked::Unreachable(why) => {
             let info = Snapshot::cached(&cache, name)
                 .and_then(|snapshot| Info::of_snapshot(&snapshot))
-                .with_context(|| format!("{name}: {why}, and it is not in {}", cache.display()))?;
+                .with_context(|| format!("{name}: {why}, and it is not in {}; check the network, or give a local folder", cache.display()))?;
             if !client.is_offline() {
                 tracing::warn!("{name}: {why}; the copy in {} is used", cache.display());
             }
@@ -201,7 +201,7 @@ pub(crate) fn fetch(name: &HubName, dtype: Option<Dtype>, quiet: bool) -> Result
             folder => format!("{folder}/{data}"),
         };
         if !info.files.contains_key(&path) {
-            bail!("{name}: {onnx} keeps weights in {path}, which the repository does not hold");
+            bail!("{name}: {onnx} keeps weights in {path}, which is not in the repository");
         }
         files.insert(data, bring(&path, &mut progress)?);
     }
@@ -261,7 +261,7 @@ fn view(
 pub(crate) fn copy(folder: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         bail!(
-            "{} is there already; name a new folder with --output",
+            "{} already exists; give a new folder with --output",
             to.display()
         );
     }

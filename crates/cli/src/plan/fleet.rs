@@ -171,7 +171,7 @@ pub(crate) fn plan_job(args: &PlanArgs, known: &Known) -> Result<JobPlan> {
             .map(|instances| instances.get() as f64 * each)
     }) else {
         bail!(
-            "name a rate with --rate; or the sessions whose rate you want with --instances; or a time of answer with --p95"
+            "give a rate with --rate, a number of sessions with --instances, or a latency with --p95"
         );
     };
     let instances = args

@@ -37,7 +37,7 @@ impl Known {
                 let times = measured.compute.iter();
                 Service::new(times.map(|time| (time.batch, time.milliseconds / 1e3)))?
             }
-            (None, None) => bail!("name times of the model with --service or --from"),
+            (None, None) => bail!("give the times of the model with --service or --from"),
         };
         let largest = service.largest();
         if args.max_batch.is_some_and(|batch| batch.get() > largest) {

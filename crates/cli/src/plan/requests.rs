@@ -42,9 +42,9 @@ impl Wanted {
     /// If neither a rate nor the sessions are named, or what requests have no use for is.
     pub(crate) fn of(args: &PlanArgs, p95: f64) -> Result<Self> {
         if args.rate.is_none() && args.instances.is_none() {
-            bail!("name a rate with --rate, or the sessions whose rate you want with --instances");
+            bail!("give a rate with --rate, or a number of sessions with --instances");
         }
-        let why = "is about jobs, and requests take no way through a stream; leave out --p95";
+        let why = "is for jobs, and requests use no stream; leave out --p95";
         refuse(args.streams.is_some(), "--streams", why)?;
         refuse(args.hop == PlanHop::Local, "--hop local", why)?;
         Ok(Self {
@@ -110,7 +110,7 @@ pub(crate) fn plan(wanted: &Wanted, known: &Known) -> Result<RequestPlan> {
     let least = known.service.seconds(1) + known.other + known.prepare.unwrap_or(0.0);
     if least > wanted.p95 {
         bail!(
-            "an image alone takes {:.1} ms, more than the {:.1} ms that 95 % are to take; a faster device or a smaller model is needed",
+            "a single image takes {:.1} ms, more than the p95 target of {:.1} ms; use a faster device or a smaller model",
             1e3 * least,
             1e3 * wanted.p95
         );

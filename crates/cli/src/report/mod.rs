@@ -65,7 +65,7 @@ fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String
     let (drawn, output) = (all - missing.count(), output.display());
     let why = first.map_or_else(String::new, |(uri, why)| {
         format!(
-            "trommel: {uri}: {why}\ntrommel: --root DIR names the folder that relative paths begin in\n"
+            "trommel: {uri}: {why}\ntrommel: --root DIR sets the folder that relative paths start from\n"
         )
     });
     format!("trommel: {rows} rows, {drawn} of {all} pictures: {output}\n{why}")

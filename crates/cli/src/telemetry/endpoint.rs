@@ -30,7 +30,7 @@ pub(super) async fn serve(listener: TcpListener, metrics: PrometheusHandle, heal
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a question about metrics or health is lost");
+                tracing::warn!(%error, "a request for metrics or health failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -44,7 +44,7 @@ pub(super) async fn serve(listener: TcpListener, metrics: PrometheusHandle, heal
             let connection = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer);
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection for metrics or health broke");
+                tracing::debug!(%error, "a connection for metrics or health was lost");
             }
         });
     }
@@ -66,7 +66,7 @@ fn answer<B>(
         path => (
             StatusCode::NOT_FOUND,
             "text/plain; charset=utf-8",
-            format!("nothing at {path}; there are /metrics, /healthz and /readyz\n"),
+            format!("nothing at {path}; try /metrics, /healthz or /readyz\n"),
         ),
     };
     let mut response = Response::new(Full::from(text));

@@ -62,7 +62,7 @@ impl Telemetry {
             let recorder = prometheus()?;
             let listener = runtime
                 .block_on(tokio::net::TcpListener::bind(address))
-                .with_context(|| format!("failed to listen at telemetry.listen = {address}"))
+                .with_context(|| format!("failed to listen on telemetry.listen = {address}"))
                 .context(Usage)?;
             runtime.spawn(endpoint::serve(listener, recorder, Arc::clone(&health)));
         }
@@ -79,7 +79,7 @@ impl Drop for Telemetry {
         if let Some(traces) = self.traces.take()
             && let Err(error) = traces.shutdown_with_timeout(FLUSH)
         {
-            tracing::warn!(%error, "the last traces are not sent");
+            tracing::warn!(%error, "failed to send the last traces");
         }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -93,7 +93,7 @@ fn start_thread() -> Result<Runtime> {
         .thread_name("telemetry")
         .enable_all()
         .build()
-        .context("failed to start the thread of telemetry")
+        .context("failed to start the telemetry thread")
 }
 
 fn log_lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
@@ -131,7 +131,7 @@ fn prometheus() -> Result<metrics_exporter_prometheus::PrometheusHandle> {
         .and_then(|builder| builder.set_buckets_for_metric(suffix("_batch_size"), &IMAGES))
         .and_then(|builder| builder.set_buckets_for_metric(suffix("_batch_fill"), &SHARES))
         .and_then(PrometheusBuilder::install_recorder)
-        .context("failed to start to measure")?;
+        .context("failed to start the metrics recorder")?;
     trommel_worker::describe_metrics();
     trommel_serve::describe_metrics();
     Ok(recorder)

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &TopArgs, config: &Config) -> Result<Exit> {
             return Ok(Exit::Success);
         }
         if !stdout().is_terminal() {
-            bail!("standard output is no terminal; --once prints what there is to see");
+            bail!("standard output is not a terminal; use --once to print one view");
         }
         let mut terminal = ratatui::try_init().context("failed to take over the terminal")?;
         let ended = watch(&mut terminal, &client, first, args.interval).await;

@@ -87,7 +87,7 @@ pub(super) fn advice(stages: &[Stage], jobs: &[JobStatus]) -> Vec<String> {
     let missing: Vec<_> = missing
         .map(|stage| {
             let role = stage.role.as_str();
-            format!("nobody has the role {role}: start trommel worker --role {role}")
+            format!("no worker has the role {role}: start trommel worker --role {role}")
         })
         .collect();
     if !missing.is_empty() {
@@ -230,7 +230,7 @@ mod tests {
         let said = advice(&stages(&before, &now), &now.jobs);
         assert_eq!(
             said,
-            ["nobody has the role infer: start trommel worker --role infer"]
+            ["no worker has the role infer: start trommel worker --role infer"]
         );
         now.jobs.clear();
         let said = advice(&stages(&before, &now), &now.jobs);

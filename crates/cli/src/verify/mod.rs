@@ -105,7 +105,7 @@ pub(crate) fn run(args: &VerifyArgs, config: &Config) -> Result<Exit> {
     if verdict.images.len() != task.images.len() {
         let (found, asked) = (verdict.images.len(), task.images.len());
         bail!(
-            "{} says nothing of {} of {asked} images",
+            "{} lacks {} of {asked} images",
             program.display(),
             asked.abs_diff(found)
         );
@@ -138,7 +138,7 @@ fn images(named: &[PathBuf], limit: usize) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     if found.is_empty() {
-        bail!("there are no images to compare in what was named");
+        bail!("no images found to compare");
     }
     let every = found.len().div_ceil(limit);
     Ok(found.into_iter().step_by(every).collect())
@@ -180,7 +180,7 @@ fn start_folder(folder: &Path) -> Result<()> {
         .any(|name| !name.is_ok_and(|name| is_own(&name)))
     {
         bail!(
-            "{} holds other files; name a new folder with --output",
+            "{} contains other files; give a new folder with --output",
             folder.display()
         );
     }
@@ -211,7 +211,7 @@ fn tensors(args: &VerifyArgs, mut preparer: Preparer, images: Vec<PathBuf>) -> R
         cases.push(Case { image, tensor });
     }
     if cases.is_empty() {
-        bail!("none of the files is an image that can be read");
+        bail!("none of the files is a readable image");
     }
     Ok(cases)
 }
@@ -241,15 +241,15 @@ fn ask(args: &VerifyArgs, program: &Path) -> Result<Verdict> {
     let output = Command::new(&args.python).arg(program).output();
     let output = output.with_context(|| {
         format!(
-            "failed to run {}; name the Python that has your Transformers with --python",
+            "failed to run {}; give a Python interpreter with Transformers by --python",
             args.python.display()
         )
     })?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        let last = text.trim_end().lines().last().unwrap_or("it says nothing");
+        let last = text.trim_end().lines().last().unwrap_or("no output");
         bail!(
-            "`{by_hand}` failed: {last}; name the Python that has your Transformers with --python"
+            "`{by_hand}` failed: {last}; give a Python interpreter with Transformers by --python"
         );
     }
     let path = args.output.join(VERDICT_FILE);
@@ -391,6 +391,6 @@ mod tests {
         start_folder(&dir.path().join("new")).unwrap();
         fs::write(dir.path().join("numpy.py"), "").unwrap();
         let error = start_folder(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("holds other files"), "{error}");
+        assert!(error.contains("contains other files"), "{error}");
     }
 }

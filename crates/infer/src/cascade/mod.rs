@@ -108,7 +108,7 @@ impl Cascade {
         let refused = |why: &str| Err(InferError::new(InferErrorKind::Settings, why));
         let Some(split) = small.model().map(|model| model.shape().len()) else {
             return refused(
-                "the first model of a cascade is one that is run here, and no prompt; name the prompt second",
+                "the first model of a cascade cannot be a prompt; give the prompt as the second one",
             );
         };
         check_cascade(agree, &Wanted::default())?;

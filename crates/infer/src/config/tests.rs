@@ -163,7 +163,7 @@ fn a_model_without_names_of_classes_says_why() {
             &[("config.json", r#"{"num_classes": 0}"#)],
             "no id2label, label_names or num_classes",
         ),
-        (&[], "config.json: there is no such file"),
+        (&[], "config.json: the file does not exist"),
     ] {
         let config = read(files).unwrap();
         assert!(config.labels.is_empty());

@@ -120,7 +120,7 @@ fn what_is_no_model_is_named() {
     for (content, words) in [
         ("", "is empty"),
         ("version https://git-lfs.github.com/spec/v1", "git lfs pull"),
-        ("just some text", "is no complete ONNX model"),
+        ("just some text", "is not a complete ONNX model"),
     ] {
         fs::write(&path, content).unwrap();
         let error = OnnxFile::read(&path).unwrap_err();

@@ -102,7 +102,10 @@ pub(crate) fn read(body: &[u8], asked: &Asked) -> Result<Reply, String> {
         let is_page = text.trim_start().starts_with('<');
         match is_page {
             true => format!("it answers with a page of HTML: {}", shown(&text)),
-            false => format!("its answer is no completion ({error}): {}", shown(&text)),
+            false => format!(
+                "the response is not a completion ({error}): {}",
+                shown(&text)
+            ),
         }
     })?;
     let Some(choice) = completion.choices.into_iter().next() else {
@@ -134,7 +137,7 @@ impl Choice {
         };
         let outside = |text: &str| {
             Err(format!(
-                "the model answered {}{was_cut}, which is none of the choices",
+                "the model answered {}{was_cut}, which is not one of the choices",
                 shown(text)
             ))
         };
@@ -307,9 +310,9 @@ mod tests {
         let asked = settings("").asked;
         for (body, words) in [
             ("<html>busy</html>", "HTML"),
-            ("{\"choices\": [{\"mess", "no completion"),
+            ("{\"choices\": [{\"mess", "not a completion"),
             ("{\"choices\": []}", "no choices"),
-            ("", "no completion"),
+            ("", "not a completion"),
         ] {
             let why = read(body.as_bytes(), &asked).unwrap_err();
             assert!(why.contains(words), "{why}");

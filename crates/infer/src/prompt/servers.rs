@@ -354,7 +354,7 @@ impl State {
     fn next(&mut self, now: Instant, outage: Duration) -> Next {
         if now.duration_since(self.progress) > outage {
             let why = format!(
-                "no server has answered for {outage:?} (prompt.outage); the last trouble was {}; the same command goes on once one is there",
+                "no server has answered for {outage:?} (prompt.outage); the last error was {}; run the same command again once one is up",
                 self.trouble
             );
             return Next::Outage(why);

@@ -143,7 +143,7 @@ impl<T: Message> JetStreamQueue<T> {
         // Not awaited by the pull: one that is dropped must not leave this half-done.
         tokio::spawn(async move {
             if let Err(error) = shared.malformed(&receipt, &reason, payload).await {
-                warn!(subject = %receipt.subject, %error, "failed to dead-letter; it comes again");
+                warn!(subject = %receipt.subject, %error, "failed to dead-letter; the message will be redelivered");
             }
         });
     }

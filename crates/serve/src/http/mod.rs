@@ -94,7 +94,7 @@ async fn model(State(entrance): App, Path(name): Path<String>) -> Result<Respons
     let model = entrance.model(&name)?;
     let mut facts = facts(model);
     let labels = model.labels().ok_or_else(|| {
-        let message = format!("no infer worker has told the labels of model {name} yet");
+        let message = format!("no infer worker has published the labels of model {name} yet");
         Refused::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
     })?;
     let labels: Vec<_> = labels.iter().map(|label| &**label).collect();

@@ -146,7 +146,7 @@ fn meaning(code: &SqlState) -> (StorageErrorKind, &'static str) {
     if *code == SqlState::DISK_FULL {
         return (
             StorageErrorKind::NoSpace,
-            "; what is committed is kept, so free some space and run the same command again",
+            "; committed rows are kept; free some space and run the same command again",
         );
     }
     if *code == SqlState::INSUFFICIENT_PRIVILEGE {

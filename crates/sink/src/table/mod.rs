@@ -152,7 +152,7 @@ impl TableDestination {
         for name in schema.iter().chain([&table]) {
             if name.is_empty() || name.len() > MAX_NAME - JOBS.len() || name.contains('\0') {
                 return Err(invalid(&format!(
-                    "{name:?} is no name of a table; use 1 to {} bytes",
+                    "{name:?} is not a valid table name; use 1 to {} bytes",
                     MAX_NAME - JOBS.len()
                 )));
             }
@@ -312,7 +312,10 @@ mod tests {
         for (wrong, hint) in [
             ("postgres://u:secret@h/db", "?table=NAME"),
             ("postgres://u:secret@h/db?table=", "?table=NAME"),
-            ("postgres://u:secret@h/db?table=a.", "no name of a table"),
+            (
+                "postgres://u:secret@h/db?table=a.",
+                "not a valid table name",
+            ),
             ("postgres://u:secret@h:x/db?table=t", "not understood"),
             (
                 "postgres://u:secret@h/db?table=t&frobnicate=1",

@@ -55,7 +55,7 @@ impl Ffmpeg {
             return match is_program(path) {
                 true => Ok(Self(path.clone())),
                 false => Err(format!(
-                    "video.ffmpeg = {} is no program; give the path of ffmpeg, or leave the setting out to have it found on PATH",
+                    "video.ffmpeg = {} is not an executable; give the path of ffmpeg, or leave the setting out to have it found on PATH",
                     path.display()
                 )),
             };

@@ -42,7 +42,7 @@ pub(super) fn refused(url: &HttpUrl, status: StatusCode) -> StorageError {
     if kind == Changed {
         return StorageError::changed(url);
     }
-    failed(kind, url, &format!("the server answers {status}{remedy}"))
+    failed(kind, url, &format!("the server returned {status}{remedy}"))
 }
 
 /// What it means that no answer came.
@@ -63,7 +63,7 @@ pub(super) fn unanswered(url: &HttpUrl, error: &(dyn Error + 'static)) -> Storag
     // The system's resolver has no kinds, only words.
     let unknown = ["not known", "does not resolve", "No address associated"];
     if unknown.iter().any(|words| last.contains(words)) {
-        let reason = format!("there is no such host ({last})");
+        let reason = format!("unknown host ({last})");
         return failed(StorageErrorKind::NotFound, url, &reason);
     }
     let invalid = |error: &(dyn Error + 'static)| {

@@ -121,7 +121,7 @@ impl Http {
     /// `time`, without the waits for its host.
     ///
     /// # Errors
-    /// When there is no such object, it is another version, it is a page for people, is larger or
+    /// When the object does not exist, it is another version, it is a page for people, is larger or
     /// takes longer than it may, or where it lies may not be connected to.
     pub async fn fetch(
         &self,
@@ -164,7 +164,7 @@ impl Http {
     /// What is known of an object without reading it. For a caller on a thread of this module.
     ///
     /// # Errors
-    /// When there is no such object or it cannot be reached.
+    /// When the object does not exist or it cannot be reached.
     pub async fn look(&self, url: &HttpUrl) -> Result<Looked, StorageError> {
         repeated(|| self.shared.look(url)).await
     }

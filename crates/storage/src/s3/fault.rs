@@ -71,10 +71,10 @@ fn meaning(code: &str, status: Option<u16>) -> Option<(StorageErrorKind, &'stati
         _ if passes(code, status) => (StorageErrorKind::Unreadable, ""),
         ("NoSuchBucket", _) => (
             StorageErrorKind::NotFound,
-            "there is no such bucket; check its spelling, the region and the endpoint",
+            "the bucket does not exist; check its spelling, the region and the endpoint",
         ),
         ("NoSuchKey" | "NotFound", _) | (_, Some(404)) => {
-            (StorageErrorKind::NotFound, "there is no such object")
+            (StorageErrorKind::NotFound, "the object does not exist")
         }
         ("PreconditionFailed" | "ConditionalRequestConflict", _) | (_, Some(412)) => (
             StorageErrorKind::LostRace,
@@ -117,7 +117,7 @@ where
         } else if words(error).contains("redentials") {
             (
                 StorageErrorKind::PermissionDenied,
-                "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or say that the bucket is public by s3.anonymous",
+                "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set s3.anonymous for a public bucket",
             )
         } else {
             (StorageErrorKind::Unreadable, "")

@@ -41,7 +41,7 @@ impl LiveConfig {
         for source in &self.sources {
             if source != "*" && !is_source_name(source) {
                 problems.push(format!(
-                    "live.sources: {source:?} is no name of a source; give letters, digits, - and _, or *"
+                    "live.sources: {source:?} is not a valid source name; give letters, digits, - and _, or *"
                 ));
             }
         }

@@ -60,7 +60,7 @@ impl TelemetryConfig {
         let mut problems = Vec::new();
         if !(0.0..=1.0).contains(&self.sample) {
             problems.push(format!(
-                "telemetry.sample: {} is no share; give a number from 0 to 1",
+                "telemetry.sample: {} is not a share; give a number from 0 to 1",
                 self.sample
             ));
         }
@@ -73,10 +73,10 @@ impl TelemetryConfig {
             match (scheme(endpoint).as_deref(), self.otlp_protocol) {
                 (Some("http"), _) | (Some("https"), OtlpProtocol::Grpc) => {}
                 (Some("https"), OtlpProtocol::Http) => problems.push(
-                    "telemetry.otlp-endpoint: https needs otlp-protocol = \"grpc\"; or send to a collector beside this process over http".to_owned(),
+                    "telemetry.otlp-endpoint: https needs otlp-protocol = \"grpc\"; or send to a collector on this host over http".to_owned(),
                 ),
                 _ => problems.push(format!(
-                    "telemetry.otlp-endpoint: {endpoint:?} is no address; give one like http://localhost:4317"
+                    "telemetry.otlp-endpoint: {endpoint:?} is not an address; give one like http://localhost:4317"
                 )),
             }
         }

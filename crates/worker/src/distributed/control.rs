@@ -350,5 +350,5 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
 }
 
 fn unknown(id: &str) -> Refused {
-    Refused::new(404, format!("there is no job {id}"))
+    Refused::new(404, format!("job {id} does not exist"))
 }

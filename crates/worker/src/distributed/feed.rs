@@ -145,7 +145,7 @@ fn images_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>)
         Ok(notification) => notification,
         Err(error) => {
             tracing::warn!(subject = held.subject, sequence = held.sequence, %error,
-                "an event is no S3 notification and is passed over");
+                "skipped an event that is not an S3 notification");
             return Vec::new();
         }
     };

@@ -91,7 +91,7 @@ impl Repository {
             Some(mirror) => {
                 if mirror.folders()?.is_empty() {
                     return Err(WorkerError::Settings(format!(
-                        "model repository {root}: there are no models under this prefix; name another with --model-repository"
+                        "model repository {root} has no models; give another prefix with --model-repository"
                     )));
                 }
                 mirror.root().to_owned()
@@ -99,7 +99,7 @@ impl Repository {
             None if Path::new(root).is_dir() => PathBuf::from(root),
             None => {
                 return Err(WorkerError::Settings(format!(
-                    "model repository {root}: there is no such folder; name another with --model-repository"
+                    "model repository {root} does not exist; give another folder with --model-repository"
                 )));
             }
         };

@@ -55,7 +55,7 @@ pub(super) async fn ask(
     let kinds = ErrorKind::named(&asked.kinds).map_err(|reason| Refused::new(400, reason))?;
     let id = asked.id.as_str();
     let job = store.job(id).await?.ok_or_else(|| {
-        let reason = format!("there is no job {id}, or its record has expired");
+        let reason = format!("job {id} does not exist, or its record has expired");
         Refused::new(404, reason)
     })?;
     let rows = failed_rows(&store.progress(id).await?, &kinds);
@@ -239,7 +239,9 @@ pub(crate) async fn begin(
     let refused = |reason: String| Err(WorkerError::Request(reason));
     let Some(job) = ctx.store.job(&retry.job).await? else {
         let id = &retry.job;
-        return refused(format!("there is no job {id}, or its record has expired"));
+        return refused(format!(
+            "job {id} does not exist, or its record has expired"
+        ));
     };
     if let Err(reason) = is_retryable(&job) {
         return refused(reason);

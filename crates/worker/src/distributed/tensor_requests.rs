@@ -107,7 +107,7 @@ pub(crate) async fn run(
             }
             model.engine.flush_lane(Lane::Live);
         }
-        Err(error) => tracing::debug!(%error, "requests on their way may be lost"),
+        Err(error) => tracing::debug!(%error, "requests in flight may be lost"),
     }
     open.close();
     open.wait().await;
