@@ -4,7 +4,7 @@ a file.
 Usage: python bench/compare/serve.py WORK RESULTS [--only NAME;...] [--clients N] | serve.py --table RESULTS PAGE
 WORK is what scripts/compare.sh has made. The server runs on CORES (2,3), the clients on LOAD_CORES (0,1);
 TROMMEL is the binary. For each server: its rate with 16 clients that never pause, the highest of some rates at which 95 of
-100 answers come within 120 ms and none is refused, and the times at rates that are the same for all. Requests of a rate
+100 answers come within 120 ms and 99 of 100 requests have one, and the times at rates that are the same for all. Requests of a rate
 come at random times, whatever is answered (bench/serve_load.py). With --clients only the first is measured, with so many.
 """
 
@@ -29,6 +29,8 @@ CORES, LOAD_CORES = os.environ.get("CORES", "2,3"), os.environ.get("LOAD_CORES",
 SECONDS = float(os.environ.get("SECONDS_EACH", "6"))
 PORT = 18100
 BUDGET_MS = 120
+# Of the requests at a rate, those that have to get a label.
+ANSWERED = 0.99
 # Of the rate without a pause: tried from above until one keeps the budget.
 SHARES = [1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
 # Requests a second at which all are asked.
@@ -101,11 +103,13 @@ def end(server: subprocess.Popen, mark: str) -> None:
         server.wait(20)
     except subprocess.TimeoutExpired:
         pass
-    for pid in watch.processes(mark):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    while left := watch.processes(mark):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.1)
     server.wait()
 
 
@@ -149,7 +153,8 @@ def load(work: Path, form: str, rate: float = 0, clients: int = 16) -> dict:
 
 
 def kept(found: dict) -> bool:
-    return set(found["statuses"]) == {"200"} and found["p95_ms"] <= BUDGET_MS
+    share = found["statuses"].get("200", 0) / sum(found["statuses"].values())
+    return share >= ANSWERED and found["p95_ms"] <= BUDGET_MS
 
 
 def table(results: dict) -> str:
