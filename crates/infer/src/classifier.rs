@@ -23,7 +23,7 @@ pub(crate) struct Classifier {
     pub(crate) embedding: Result<Embedding, InferError>,
     /// Why it has no classes, if it has none.
     pub(crate) unlabelled: Option<InferError>,
-    /// Its tower for texts, or why there is none.
+    /// Its text tower, or why it has no text tower.
     pub(crate) texts: Result<TextFiles, InferError>,
     pub(crate) heads: Heads,
     pub(crate) labels: Arc<[Arc<str>]>,

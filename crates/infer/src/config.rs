@@ -53,7 +53,7 @@ pub(crate) struct ModelConfig {
     pub(crate) embedding: Option<String>,
     /// The score that class `i` has to reach is at place `i`, if any has to.
     pub(crate) thresholds: Option<Arc<[f32]>>,
-    /// Why there are no labels, if there are none.
+    /// Why the folder has no labels, if it has none.
     pub(crate) unlabelled: Option<InferError>,
 }
 

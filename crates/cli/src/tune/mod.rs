@@ -110,7 +110,7 @@ pub(crate) fn run(args: &TuneArgs, config: Config, onnxruntime: Option<&Path>) -
     };
     find(&space, &mut trials, &mut found)?;
     trials.bar.finish_and_clear();
-    // What was found is told even if it cannot be kept.
+    // Report the settings even if they cannot be written.
     let kept = match args.dry_run {
         true => Ok(None),
         false => keep(&trials.config, &found),
