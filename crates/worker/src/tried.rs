@@ -1,10 +1,10 @@
 //! Which images a process worked on when it died, told to the next run of the same job.
 //!
-//! A run in one process has no broker that counts the deliveries of an image. So it writes down when work
-//! on an image begins and when it has an outcome, one short line each, which stay in the system's memory
-//! when the process dies. Images that were under way then have counted once. Whatever else was under way
-//! beside the image that is at fault counts too, so images that have counted twice are worked on one by
-//! one: from then on only the one at fault counts.
+//! A run in one process has no broker that counts the deliveries of an image. So it notes when work on an
+//! image begins and when it has an outcome, one short line each, in a file that survives the process. An
+//! image that was under way when the process died has counted once. Its neighbours, and a few that had just
+//! ended, count too, so images that have counted twice are worked on one by one: from then on only the one
+//! at fault counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -37,6 +37,10 @@ struct State {
     file: Option<File>,
     /// Bytes in it, about.
     bytes: usize,
+    /// Lines about images that have an outcome, which the next write takes along.
+    unwritten: Vec<u8>,
+    /// How many those are.
+    ended: usize,
     /// Images that are worked on now.
     under_way: BTreeSet<u64>,
     /// How often a process died while it worked on an image, by index.
@@ -67,6 +71,8 @@ impl Tried {
         let state = State {
             file: None,
             bytes: 0,
+            unwritten: Vec::new(),
+            ended: 0,
             under_way: BTreeSet::new(),
             alone: alone.map(|(index, _)| *index).collect(),
             deaths,
@@ -85,7 +91,8 @@ impl Tried {
     pub(crate) fn begin(&self, index: u64) -> u32 {
         let mut state = self.lock();
         state.under_way.insert(index);
-        state.note(&self.path, BEGUN, index);
+        state.note(BEGUN, index);
+        state.write(&self.path);
         state.deaths.get(&index).copied().unwrap_or_default()
     }
 
@@ -93,7 +100,13 @@ impl Tried {
     pub(crate) fn end(&self, index: u64) {
         let mut state = self.lock();
         state.under_way.remove(&index);
-        state.note(&self.path, ENDED, index);
+        state.note(ENDED, index);
+        state.ended += 1;
+        // Work that begins takes these lines along. Where little does, no death may count for many
+        // images that have an outcome.
+        if state.ended > state.under_way.len() {
+            state.write(&self.path);
+        }
         state.alone.remove(&index);
         drop(state);
         self.ended.send_modify(|ended| *ended += 1);
@@ -107,6 +120,7 @@ impl Tried {
         }
         state.deaths.retain(|index, _| !committed.contains(*index));
         state.under_way.clear();
+        state.unwritten.clear();
         state.write_anew(&self.path);
         if state.deaths.is_empty()
             && let Err(error) = fs::remove_file(&self.path)
@@ -126,17 +140,26 @@ const ENDED: char = 'e';
 const DIED: char = 'd';
 
 impl State {
-    fn note(&mut self, path: &Path, what: char, index: u64) {
+    fn note(&mut self, what: char, index: u64) {
+        // Writing to memory does not fail.
+        let _ = writeln!(self.unwritten, "{what} {index}");
+    }
+
+    fn write(&mut self, path: &Path) {
+        let lines = std::mem::take(&mut self.unwritten);
+        self.ended = 0;
         let Some(file) = &mut self.file else {
             return;
         };
-        let line = format!("{what} {index}\n");
-        self.bytes += line.len();
-        if let Err(error) = file.write_all(line.as_bytes()) {
+        self.bytes += lines.len();
+        if let Err(error) = file.write_all(&lines) {
             self.give_up(path, &error);
         } else if self.bytes > LONGEST {
             self.write_anew(path);
         }
+        // Its memory serves the next lines.
+        self.unwritten = lines;
+        self.unwritten.clear();
     }
 
     /// Replaces the record by what counts of it.
@@ -238,8 +261,8 @@ mod tests {
             let tried = open(&path);
             assert_eq!(tried.begin(7), deaths);
             assert_eq!(tried.begin(8), 0);
-            assert_eq!(tried.begin(9), deaths);
             tried.end(8);
+            assert_eq!(tried.begin(9), deaths);
             assert_eq!(tried.lock().alone.len(), if deaths < 2 { 0 } else { 2 });
         }
         // One that has its row is forgotten, and a line that was cut off is passed over.
@@ -254,6 +277,24 @@ mod tests {
         assert_eq!(open(&path).begin(7), 3);
         open(&path).close(&[7].into_iter().collect());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_death_after_the_last_outcome_counts_for_no_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        for _ in 0..4 {
+            let tried = open(&path);
+            assert!((0..100).all(|index| tried.begin(index) == 0));
+            (0..100).for_each(|index| tried.end(index));
+        }
+        // While one image hangs, at most as many others count as are under way.
+        let tried = open(&path);
+        assert!((0..100).all(|index| tried.begin(index) == 0));
+        (1..100).for_each(|index| tried.end(index));
+        let tried = open(&path);
+        assert_eq!(tried.begin(0), 1);
+        assert!((1..100).filter(|index| tried.begin(*index) > 0).count() <= 1);
     }
 
     #[tokio::test]
