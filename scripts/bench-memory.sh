@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Peak memory of `trommel classify` over 10,000, 100,000 and 300,000 images: hard links of the
-# shipped digits, 1,000 a folder, into a folder of parts.
+# shipped digits, 1,000 a folder, into a folder of parts. Then that of a worker and of `classify` under
+# `--memory-budget 512` with logits of 21,841 classes in each of 100,000 rows.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 
@@ -28,3 +29,9 @@ peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 print(f"{count:>7} images  {summary['images']} rows  {peak:.0f} MB at most")
 PYTHON
 done
+
+[[ -x $work/memory-venv/bin/python ]] || {
+    python3 -m venv "$work/memory-venv"
+    "$work/memory-venv/bin/pip" install --quiet --disable-pip-version-check numpy onnx nats-py msgpack
+}
+"$work/memory-venv/bin/python" bench/memory.py "$trommel"
