@@ -14,7 +14,7 @@ pub(crate) fn request_span(
     entrance: &'static str,
     header: impl Fn(&str) -> Option<String>,
 ) -> Span {
-    let span = tracing::warn_span!("serve.request", entrance, trace_id = Empty);
+    let span = tracing::debug_span!("serve.request", entrance, trace_id = Empty);
     let carried: HashMap<String, String> = HEADERS
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), header(name)?)))

@@ -10,7 +10,7 @@ use futures::stream::{BoxStream, FuturesOrdered};
 use futures::{FutureExt, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
-use tracing::{Instrument, warn_span};
+use tracing::{Instrument, debug_span};
 use trommel_queue::{Queue, QueueErrorKind};
 use trommel_sink::{Existing, FailedImage, SourceCheck};
 use trommel_source::Found;
@@ -411,7 +411,7 @@ async fn publish(ctx: &Context, index: u64, found: Found) -> Result<(), WorkerEr
     };
     let id = format!("{}/{index}{}", ctx.job, ctx.start.generation);
     // Here the trace of an image begins.
-    let span = trace::named(warn_span!("ingest.image", image_id = id, trace_id = Empty));
+    let span = trace::named(debug_span!("ingest.image", image_id = id, trace_id = Empty));
     let Some((settler, models)) = &ctx.fails else {
         let published = ctx.output.publish(&id, image).instrument(span);
         published.await?; // waits while the queue is full

@@ -110,7 +110,7 @@ impl Settler {
     fn put_off<T: Subject>(&self, message: &T, attempt: u32, error: &TaskError) {
         let image = message.image();
         self.progress.count_retried();
-        tracing::warn!(uri = image.uri, attempt, %error, "will be tried again");
+        tracing::warn!(uri = image.uri, job = %image.job, attempt, %error, "will be tried again");
         self.reports.put_off(PutOff {
             stage: T::STAGE,
             job: image.job.to_string(),

@@ -13,7 +13,7 @@ use trommel_types::ImageRef;
 macro_rules! image_span {
     ($name:literal, $delivery:expr, $image:expr) => {
         $crate::trace::continued(
-            tracing::warn_span!(
+            tracing::debug_span!(
                 $name,
                 image_id = %$crate::trace::ImageId($image),
                 attempt = $delivery.attempt(),

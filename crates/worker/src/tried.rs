@@ -141,8 +141,7 @@ const DIED: char = 'd';
 
 impl State {
     fn note(&mut self, what: char, index: u64) {
-        // Writing to memory does not fail.
-        let _ = writeln!(self.unwritten, "{what} {index}");
+        writeln!(self.unwritten, "{what} {index}").expect("writing to memory does not fail");
     }
 
     fn write(&mut self, path: &Path) {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tokio::runtime::{Builder, Runtime};
+use tracing_subscriber::filter::FilterExt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -54,9 +55,15 @@ impl Telemetry {
             }
             _ => None,
         };
+        let lines = log_lines(config.log_format);
+        let lines = match traces {
+            // A line about an image names its trace.
+            Some(_) => lines.with_filter(filter.or(traces::own_spans())).boxed(),
+            None => lines.with_filter(filter).boxed(),
+        };
         tracing_subscriber::registry()
             .with(traces.as_ref().map(traces::layer))
-            .with(log_lines(config.log_format).with_filter(filter))
+            .with(lines)
             .init();
         if let (Some(runtime), Some(address)) = (&runtime, config.listen) {
             let recorder = prometheus()?;

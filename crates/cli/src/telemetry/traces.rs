@@ -10,8 +10,9 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::runtime::Tokio;
 use opentelemetry_sdk::trace::span_processor_with_async_runtime::BatchSpanProcessor;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use tracing::Metadata;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{FilterExt, FilterFn, LevelFilter, Targets, filter_fn};
 
 use trommel_worker::{OtlpProtocol, TelemetryConfig};
 
@@ -55,16 +56,25 @@ pub(super) fn start(endpoint: &str, config: &TelemetryConfig) -> Result<SdkTrace
         .build())
 }
 
+/// Lets all spans of this product's own crates through. Those of single images are made only for a layer that
+/// wants them, as an image's pass through a stage may cost less than its span.
+pub(super) fn own_spans() -> FilterFn<impl Fn(&Metadata<'_>) -> bool> {
+    let own =
+        |metadata: &Metadata<'_>| metadata.is_span() && metadata.target().starts_with("trommel");
+    filter_fn(own).with_max_level_hint(LevelFilter::DEBUG)
+}
+
 /// Makes traces of the spans of this product's own crates.
 pub(super) fn layer<S>(traces: &SdkTracerProvider) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a> + Send + Sync,
 {
-    let own = Targets::new().with_target("trommel", LevelFilter::INFO);
+    let spans = own_spans();
+    let events = Targets::new().with_target("trommel", LevelFilter::INFO);
     tracing_opentelemetry::layer()
         .with_tracer(traces.tracer("trommel"))
         .with_location(false)
         .with_threads(false)
-        .with_filter(own)
+        .with_filter(spans.or(events))
         .boxed()
 }

@@ -206,7 +206,7 @@ fn batch_span(jobs: &[Job]) -> Span {
     let Some(first) = jobs.iter().find(is_traced) else {
         return Span::none();
     };
-    let batch = tracing::warn_span!(parent: &first.span, "infer.batch", batch_size = jobs.len());
+    let batch = tracing::debug_span!(parent: &first.span, "infer.batch", batch_size = jobs.len());
     for job in jobs {
         job.span.follows_from(&batch);
     }

@@ -132,7 +132,7 @@ fn begin(model: &Arc<Warm>, request: Request, open: &TaskTracker, fatal: &Fatal)
         }
     };
     let coming = tensor.coming > 0;
-    let span = tracing::warn_span!(
+    let span = tracing::debug_span!(
         "infer.request",
         request_id = %tensor.request,
         trace_id = tracing::field::Empty
