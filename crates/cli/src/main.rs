@@ -53,6 +53,7 @@ use crate::telemetry::Telemetry;
 
 // Rows are made on one thread and freed on another, which leaves the system's allocator with twice
 // the memory that is in use. `.cargo/config.toml` says how soon this one gives memory back.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
