@@ -22,6 +22,7 @@ SECTIONS = [
     ("access", WORKER, "AccessConfig"),
     ("broker", "crates/queue/src/jetstream/config.rs", "BrokerConfig"),
     ("s3", "crates/storage/src/s3/mod.rs", "S3Config"),
+    ("cloud", "crates/storage/src/cloud/mod.rs", "CloudConfig"),
     ("serve", "crates/worker/src/serve_config.rs", "ServeConfig"),
     ("live", "crates/worker/src/config/live.rs", "LiveConfig"),
     ("http", "crates/storage/src/http/config.rs", "HttpConfig"),

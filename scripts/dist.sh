@@ -14,7 +14,7 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 package=$PWD/target/package
 case ${PROFILE:=release} in
 release)
-    build=(cargo build --release --locked --package trommel)
+    build=(cargo build --release --locked --package trommel --features gs,az)
     built=target/release/trommel
     ;;
 dev)

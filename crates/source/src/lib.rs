@@ -1,4 +1,4 @@
-//! Where images come from: folders, S3, the web, lists, archives and videos.
+//! Where images come from: folders, S3 and other clouds, the web, lists, archives and videos.
 //!
 //! A [`Source`] lists images as [`Found`]s, in the same order every time, and fetches the bytes of
 //! each.
@@ -25,6 +25,7 @@
 
 mod archive;
 mod camera;
+mod cloud_prefix;
 mod csv_manifest;
 mod csv_records;
 mod fetch;
@@ -36,6 +37,7 @@ mod inventory;
 mod json_array;
 mod json_fields;
 mod json_manifest;
+mod keys;
 mod kinds;
 mod line_manifest;
 mod lines;
@@ -183,7 +185,8 @@ pub trait Source: Send + Sync {
 ///
 /// A source is a file, a folder, a pattern such as `photos/**/*.jpg`, a manifest (`.txt`, `.csv`,
 /// `.tsv`, `.json`, `.jsonl`, `.parquet`), an archive (`.tar`, `.tar.gz`, `.tar.zst`, `.zip`), a video,
-/// `s3://bucket/prefix`, `https://host/path`, any of these lists, archives and videos in S3 or on the web,
+/// `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix` in builds that have them,
+/// `https://host/path`, any of these lists, archives and videos in a bucket or on the web,
 /// the `manifest.json` of an S3 Inventory, or `-` for a list of paths on standard input. Of a pattern
 /// that matches lists or archives, each is a source. Blocking: folders are looked through for a first
 /// image, manifests read from their beginning, JSON once in whole.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use trommel_storage::{
     StorageError,
+    cloud::CloudLocation,
     http::HttpUrl,
     s3::Location,
     uri::{remote_scheme, to_path},
@@ -115,10 +116,16 @@ impl Manifest {
         visitor: &mut dyn Visitor,
     ) -> Result<(), Stop> {
         let found = match self.remote(uri, options) {
-            Some(uri) => Found {
-                columns,
-                ..image_of(uri, None)
-            },
+            Some(uri) => {
+                if let Some(place) = CloudLocation::parse(&uri) {
+                    let built_in = place.check_built_in();
+                    built_in.map_err(|error| self.at(number, error))?;
+                }
+                Found {
+                    columns,
+                    ..image_of(uri, None)
+                }
+            }
             None => self.local(number, uri, columns, options)?,
         };
         let by_name = options.suffixes.is_none() || {
@@ -140,7 +147,10 @@ impl Manifest {
     /// made of fails when it is fetched.
     fn remote(&self, uri: &[u8], options: &SourceOptions) -> Option<String> {
         let name = str::from_utf8(uri).ok()?;
-        if HttpUrl::is_url(name) || Location::parse(name).is_some() {
+        if HttpUrl::is_url(name)
+            || Location::parse(name).is_some()
+            || CloudLocation::parse(name).is_some()
+        {
             return Some(name.to_owned());
         }
         if !is_relative(name) {
@@ -286,16 +296,16 @@ fn is_relative(name: &str) -> bool {
 pub(super) fn not_read(uri: &str, scheme: &str) -> String {
     let what = match scheme {
         "s3" => "expected s3://bucket/key",
-        "gs" | "gcs" => {
-            "Google Cloud Storage is read by its S3 interface: write s3:// for gs://, with s3.endpoint = \"https://storage.googleapis.com\" and an HMAC key"
-        }
-        "az" | "abfs" | "abfss" | "wasb" | "wasbs" => {
-            "write the https:// address of the blob, with its SAS token, or download the images first (azcopy)"
+        "gs" | "gcs" => "expected gs://bucket/key",
+        "az" | "azure" | "abfs" | "abfss" | "wasb" | "wasbs" => {
+            "expected az://container/key, with the account in AZURE_STORAGE_ACCOUNT_NAME"
         }
         "hf" => {
             "write the https:// address of the file, or download the images first (hf download)"
         }
-        _ => "supported are local files, s3:// and https://; download the images first",
+        _ => {
+            "supported are local files, s3://, gs://, az:// and https://; download the images first"
+        }
     };
     format!("{uri}: cannot be read: {what}")
 }

@@ -5,12 +5,14 @@ use std::path::Path;
 
 use trommel_storage::{
     StorageError, StorageErrorKind, background,
+    cloud::CloudLocation,
     http::HttpUrl,
     uri::{self, remote_scheme, to_path},
 };
 use trommel_types::Content;
 
 use crate::archive::Archive;
+use crate::cloud_prefix::CloudPrefix;
 use crate::csv_manifest::CsvManifest;
 use crate::file::SingleFile;
 use crate::folder::Folder;
@@ -47,7 +49,10 @@ pub(super) fn open(
         return Ok(());
     }
     if remote_scheme(spec) == Some("s3") {
-        return open_s3(spec, stores, options, listings);
+        return open_bucket(spec, None, stores, options, listings);
+    }
+    if let Some(place) = CloudLocation::parse(spec) {
+        return open_bucket(spec, Some(place), stores, options, listings);
     }
     if let Some(scheme) = remote_scheme(spec) {
         let reason = not_read(spec, scheme);
@@ -92,10 +97,11 @@ fn open_file(path: &Path, metadata: &Metadata, options: &SourceOptions) -> Opene
     }
 }
 
-/// Opens what a uri in S3 names: the list or archive of this key, all objects whose keys begin like
+/// Opens what a uri in S3, or in the cloud store of `place`, names: the list or archive of this key, all objects whose keys begin like
 /// this, or those that match a pattern.
-fn open_s3(
+fn open_bucket(
     spec: &str,
+    place: Option<CloudLocation>,
     stores: &Stores,
     options: &SourceOptions,
     listings: &mut Vec<Box<dyn Listing>>,
@@ -110,7 +116,11 @@ fn open_s3(
             return Ok(());
         }
         if kind.is_list() && Pattern::is_pattern(spec) {
-            for uri in S3Prefix::matches(spec, stores)? {
+            let uris = match &place {
+                Some(place) => CloudPrefix::matches(place, stores)?,
+                None => S3Prefix::matches(spec, stores)?,
+            };
+            for uri in uris {
                 options.rule.check(&uri).map_err(StorageError::denied)?;
                 let stored = Stored::at(stores, &uri)?;
                 listings.push(open_list(&stored, kind, options)?);
@@ -118,7 +128,10 @@ fn open_s3(
             return Ok(());
         }
     }
-    listings.push(Box::new(S3Prefix::open(spec, stores, options)?));
+    listings.push(match place {
+        Some(place) => CloudPrefix::open(place, stores, options)?,
+        None => S3Prefix::open(spec, stores, options)?,
+    });
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use trommel_storage::{HttpConfig, PlaceRule, S3Config};
+use trommel_storage::{CloudConfig, HttpConfig, PlaceRule, S3Config};
 use trommel_types::{FrameRate, JobOptions};
 
 use crate::VideoConfig;
@@ -25,7 +25,8 @@ pub struct SourceOptions {
     pub sample_seed: u64,
     /// The column of a manifest that holds uris.
     pub uri_column: Option<String>,
-    /// Where relative paths in lists begin: a folder, `s3://bucket/prefix` or `https://host/path`.
+    /// Where relative paths in lists begin: a folder, `s3://bucket/prefix`, `https://host/path` or another
+    /// prefix of a bucket.
     /// Default: the list's own folder; of standard input, the current one.
     pub base: Option<String>,
     /// The column of a Parquet file that holds images.
@@ -37,6 +38,8 @@ pub struct SourceOptions {
     pub max_record_bytes: u64,
     /// How S3 is reached. No part of a job's identity.
     pub s3: S3Config,
+    /// How Google Cloud Storage and Azure are reached. No part of a job's identity.
+    pub cloud: CloudConfig,
     /// How the web is asked. No part of a job's identity.
     pub http: HttpConfig,
     /// How videos are decoded. No part of a job's identity.
@@ -59,6 +62,7 @@ impl Default for SourceOptions {
             fps: None,
             max_record_bytes: Self::MAX_RECORD_BYTES,
             s3: S3Config::default(),
+            cloud: CloudConfig::default(),
             http: HttpConfig::default(),
             video: VideoConfig::default(),
             rule: PlaceRule::default(),

@@ -1,7 +1,6 @@
 //! The objects under a prefix of an S3 bucket.
 
 use std::collections::{HashSet, VecDeque};
-use std::ffi::OsStr;
 
 use tokio::sync::mpsc;
 use trommel_storage::{
@@ -9,13 +8,11 @@ use trommel_storage::{
     background::{self, Pending},
     s3::{Entry, Location, Object, Page, S3},
 };
-use trommel_types::Content;
 
-use crate::listing::{Listing, Stop, Visitor, probe};
-use crate::options::is_clutter;
-use crate::pattern::Pattern;
+use crate::SourceOptions;
+use crate::keys::{self, Keys};
+use crate::listing::{Listing, Stop, Visitor};
 use crate::stores::Stores;
-use crate::{Found, SourceOptions};
 
 /// Folders on the first page above which they are considered small, and not asked for one by one.
 const FEW_FOLDERS: usize = 8;
@@ -35,14 +32,7 @@ enum Segment {
 pub(super) struct S3Prefix {
     s3: S3,
     prefix: Location,
-    matching: Option<Matching>,
-}
-
-/// A pattern of keys.
-struct Matching {
-    /// The part of a key before the pattern.
-    folder: String,
-    pattern: Pattern,
+    keys: Keys,
 }
 
 impl S3Prefix {
@@ -52,25 +42,13 @@ impl S3Prefix {
         spec: &str,
         stores: &Stores,
         options: &SourceOptions,
-    ) -> Result<Self, StorageError> {
-        let mut listing = Self::new(spec, stores)?;
-        let first = background::wait(listing.s3.list(&listing.prefix, None, None))?;
-        if !first.objects.is_empty() {
-            return Ok(listing);
-        }
-        if Pattern::is_pattern(spec) {
-            listing.read_pattern(spec)?;
-            if probe(&listing, options, 1)? > 0 {
-                return Ok(listing);
-            }
-        }
-        Err(StorageError::invalid_source(format!(
-            "source {spec}: no key in the bucket has this prefix{}; check its spelling",
-            match listing.matching {
-                Some(_) => " or matches as an image",
-                None => "",
-            }
-        )))
+    ) -> Result<Box<dyn Listing>, StorageError> {
+        let prefix = Self::prefix(spec)?;
+        let first = background::wait(stores.s3.list(&prefix, None, None))?;
+        let any = !first.objects.is_empty();
+        keys::open(spec, &prefix.key, any, options, |keys| {
+            Self::new(stores, &prefix, keys)
+        })
     }
 
     /// The uris of all objects that a pattern matches, whatever they are.
@@ -78,61 +56,22 @@ impl S3Prefix {
     /// # Errors
     /// When there are none, or they cannot be listed.
     pub(super) fn matches(spec: &str, stores: &Stores) -> Result<Vec<String>, StorageError> {
-        let mut listing = Self::new(spec, stores)?;
-        listing.read_pattern(spec)?;
-        let all = SourceOptions {
-            suffixes: Some(vec!["*".to_owned()]),
-            ..SourceOptions::default()
-        };
-        let mut uris = Uris(Vec::new());
-        if let Err(Stop::Failed(error)) = listing.list(&all, &mut uris) {
-            return Err(error);
-        }
-        match uris.0.is_empty() {
-            false => Ok(uris.0),
-            true => Err(StorageError::invalid_source(format!(
-                "source {spec}: no key in the bucket matches; check its spelling"
-            ))),
-        }
+        let prefix = Self::prefix(spec)?;
+        keys::matches(spec, &prefix.key, |keys| Self::new(stores, &prefix, keys))
     }
 
-    fn new(spec: &str, stores: &Stores) -> Result<Self, StorageError> {
-        let prefix = Location::parse(spec).ok_or_else(|| {
+    fn prefix(spec: &str) -> Result<Location, StorageError> {
+        Location::parse(spec).ok_or_else(|| {
             StorageError::invalid_source(format!("source {spec}: expected s3://bucket/prefix"))
-        })?;
-        Ok(Self {
-            s3: stores.s3.clone(),
-            prefix,
-            matching: None,
         })
     }
 
-    /// Takes the key as a pattern, and what comes before its first wildcard as the prefix.
-    fn read_pattern(&mut self, spec: &str) -> Result<(), StorageError> {
-        let key = &self.prefix.key;
-        let (folder, pattern) = Pattern::parse(key)
-            .map_err(|reason| StorageError::invalid_source(format!("source {spec}: {reason}")))?;
-        let folder = folder.to_string_lossy().into_owned();
-        let prefix = Pattern::before(key).to_owned();
-        self.prefix = self.prefix.with_key(prefix);
-        self.matching = Some(Matching { folder, pattern });
-        Ok(())
-    }
-
-    /// Whether an object is taken by its key; `None` for one that the pattern does not match.
-    fn takes(&self, key: &str, options: &SourceOptions) -> Option<bool> {
-        let Some(Matching { folder, pattern }) = &self.matching else {
-            // A key that was named in full is taken whatever it is called.
-            let is_named = key == self.prefix.key;
-            let start = self.prefix.key.rfind('/').map_or(0, |slash| slash + 1);
-            let below = key.get(start..).unwrap_or(key);
-            return Some(is_named || options.takes_member(below));
-        };
-        let below = key.strip_prefix(folder.as_str())?;
-        let is_hidden = is_clutter(below) && !pattern.names_hidden();
-        let by_suffix = options.suffixes.is_some() || !pattern.names_suffix();
-        let taken = !by_suffix || options.takes_suffix(OsStr::new(key));
-        pattern.matches(below).then_some(taken && !is_hidden)
+    fn new(stores: &Stores, place: &Location, keys: Keys) -> Self {
+        Self {
+            s3: stores.s3.clone(),
+            prefix: place.with_key(keys.prefix.clone()),
+            keys,
+        }
     }
 
     async fn page(
@@ -285,36 +224,8 @@ impl S3Prefix {
         options: &SourceOptions,
         visitor: &mut dyn Visitor,
     ) -> Result<(), Stop> {
-        // Consoles write an empty object to show a folder.
-        if object.key.ends_with('/') && object.size == 0 {
-            return Ok(());
-        }
-        match self.takes(&object.key, options) {
-            None => return Ok(()),
-            Some(false) => return visitor.skipped(),
-            Some(true) => {}
-        }
-        visitor.found(Found {
-            uri: self.prefix.with_key(object.key).uri(),
-            content: Content::Whole,
-            etag: object.etag,
-            size: Some(object.size),
-            columns: Vec::new(),
-        })
-    }
-}
-
-/// Takes the uris of all objects.
-struct Uris(Vec<String>);
-
-impl Visitor for Uris {
-    fn found(&mut self, found: Found) -> Result<(), Stop> {
-        self.0.push(found.uri);
-        Ok(())
-    }
-
-    fn skipped(&mut self) -> Result<(), Stop> {
-        Ok(())
+        let uri = |key| self.prefix.with_key(key).uri();
+        self.keys.hand_on(object, uri, options, visitor)
     }
 }
 

@@ -10,13 +10,13 @@ use bytes::Bytes;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use trommel_storage::{
-    StorageError, StorageErrorKind,
+    Get, StorageError, StorageErrorKind,
     background::{self, Pending},
     uri,
 };
 
 use crate::file::etag;
-use crate::stores::{Remote, Stores};
+use crate::stores::{Remote, Stores, range_of};
 
 /// Bytes of an object that are asked for at once.
 const CHUNK: u64 = 1 << 20;
@@ -69,6 +69,10 @@ impl Stored {
                 let first = page.objects.into_iter().next();
                 let first = first.filter(|first| first.key == place.key);
                 first.map(|first| (first.size, first.etag))
+            }
+            Remote::Cloud(place) => {
+                let found = background::wait(stores.clouds.look(place))?;
+                found.map(|found| (found.size, found.etag))
             }
             Remote::Web(url) => {
                 let looked = background::wait(stores.http.look(url))?;
@@ -132,13 +136,8 @@ impl Stored {
             return Ok(None);
         };
         match &object.place {
-            Remote::S3(place) => {
-                let folder = place
-                    .key
-                    .rfind('/')
-                    .map_or("", |slash| &place.key[..=slash]);
-                Ok(Some(place.with_key(format!("{folder}{name}")).uri()))
-            }
+            Remote::S3(place) => Ok(Some(place.with_key(beside(&place.key, name)).uri())),
+            Remote::Cloud(place) => Ok(Some(place.with_key(beside(&place.key, name)).uri())),
             Remote::Web(url) => url.join(name).map(|url| Some(url.to_string())),
         }
     }
@@ -160,6 +159,12 @@ impl Stored {
             }),
         })
     }
+}
+
+/// The key of a name that is relative to the folder of another key.
+fn beside(key: &str, name: &str) -> String {
+    let folder = key.rfind('/').map_or("", |slash| &key[..=slash]);
+    format!("{folder}{name}")
 }
 
 impl Stored {
@@ -223,9 +228,17 @@ impl Object {
         background::start(async move {
             let etag = object.etag.as_deref();
             let range = (start, length);
-            let Stores { s3, http } = &object.stores;
+            let Stores { s3, clouds, http } = &object.stores;
             match &object.place {
                 Remote::S3(place) => s3.get_version(place, Some(range), etag, length).await,
+                Remote::Cloud(place) => {
+                    let wanted = Get {
+                        range: Some(range_of(range)),
+                        if_match: object.etag.clone(),
+                        at_most: None,
+                    };
+                    clouds.get(place, wanted).await
+                }
                 Remote::Web(url) => http.get_version(url, range, etag).await,
             }
         })

@@ -1,10 +1,12 @@
 //! The stores that images, lists and archives lie in when they are not on this machine.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 use trommel_storage::{
-    StorageError, StorageErrorKind,
+    Get, StorageError, StorageErrorKind,
+    cloud::{CloudLocation, Clouds},
     http::{Http, HttpUrl},
     s3::{Location, S3},
 };
@@ -15,6 +17,7 @@ use crate::SourceOptions;
 #[derive(Clone)]
 pub(super) struct Stores {
     pub(super) s3: S3,
+    pub(super) clouds: Clouds,
     pub(super) http: Http,
 }
 
@@ -22,6 +25,7 @@ impl Stores {
     pub(super) fn new(options: &SourceOptions) -> Self {
         Self {
             s3: S3::new(&options.s3),
+            clouds: Clouds::new(&options.cloud),
             http: Http::new(&options.http, options.rule.clone()),
         }
     }
@@ -41,15 +45,29 @@ impl Stores {
     ) -> Result<(Bytes, Duration), StorageError> {
         match place {
             Remote::S3(place) => self.s3.fetch(place.clone(), range, etag, limit, time).await,
+            Remote::Cloud(place) => {
+                let wanted = Get {
+                    range: range.map(range_of),
+                    if_match: etag,
+                    at_most: Some(limit),
+                };
+                self.clouds.fetch(place.clone(), wanted, time).await
+            }
             Remote::Web(url) => self.http.fetch(url, range, etag, limit, time).await,
         }
     }
+}
+
+/// The bytes of an offset and a length.
+pub(super) fn range_of((offset, length): (u64, u64)) -> Range<u64> {
+    offset..offset.saturating_add(length)
 }
 
 /// A place in a store.
 #[derive(Debug, Clone)]
 pub(super) enum Remote {
     S3(Location),
+    Cloud(CloudLocation),
     Web(HttpUrl),
 }
 
@@ -65,6 +83,9 @@ impl Remote {
                 StorageError::new(StorageErrorKind::NotAFile, message)
             })?;
             return Ok(Some(Self::Web(url)));
+        }
+        if let Some(place) = CloudLocation::parse(uri) {
+            return Ok(Some(Self::Cloud(place)));
         }
         Ok(Location::parse(uri).map(Self::S3))
     }

@@ -277,8 +277,8 @@ fn what_is_no_source_is_refused_with_a_remedy() {
     assert_says(&open(&[]).to_string(), &["no source"]);
     assert_says(&open(&[""]).to_string(), &["empty", "name a file"]);
     for (spec, remedy) in [
-        ("gs://bucket/prefix", "s3.endpoint"),
-        ("az://container/a.jpg", "SAS"),
+        ("gs:///prefix", "gs://bucket/key"),
+        ("abfss://container/a.jpg", "az://container/key"),
         ("ftp://host/a.jpg", "download"),
     ] {
         assert_says(&open(&[spec]).to_string(), &[spec, remedy]);

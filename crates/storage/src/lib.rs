@@ -1,8 +1,8 @@
-//! Object stores: requests to S3 and to the web, local copies of prefixes, uris, and the errors that sources and
-//! sinks share.
+//! Object stores: requests to S3, to other clouds and to the web, local copies of prefixes, uris, and the
+//! errors that sources and sinks share.
 //!
 //! An [`ObjectStore`] lists, reads and writes objects, in a folder ([`LocalStore`](local::LocalStore))
-//! or in a bucket ([`S3Store`](s3::S3Store)). A [`Mirror`] keeps a prefix as a folder. A
+//! or in a bucket ([`S3Store`](s3::S3Store), [`cloud`]). A [`Mirror`] keeps a prefix as a folder. A
 //! [`StorageError`] names the object and the remedy.
 //!
 //! Guarantees. An object is written whole or not at all, and is durable once a write returns.
@@ -10,6 +10,7 @@
 //! Deliberately absent: what the objects hold, which is known to the crates `source` and `sink`.
 
 pub mod background;
+pub mod cloud;
 mod error;
 pub mod http;
 pub mod local;
@@ -21,6 +22,7 @@ mod store;
 pub mod testsuite;
 pub mod uri;
 
+pub use self::cloud::CloudConfig;
 pub use self::http::HttpConfig;
 pub use error::{StorageError, StorageErrorKind};
 pub use mirror::Mirror;

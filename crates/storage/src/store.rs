@@ -16,6 +16,8 @@ pub struct Get {
     pub range: Option<Range<u64>>,
     /// Only while it is this version.
     pub if_match: Option<String>,
+    /// At most so many bytes; all by default.
+    pub at_most: Option<u64>,
 }
 
 /// Objects by key below one root: a folder, or a prefix of a bucket.
@@ -35,7 +37,8 @@ pub trait ObjectStore: Debug + Send + Sync {
     /// # Errors
     /// [`NotFound`](crate::StorageErrorKind::NotFound) when it is absent,
     /// [`Changed`](crate::StorageErrorKind::Changed) when it is another version than the one asked
-    /// for, [`NotAFile`](crate::StorageErrorKind::NotAFile) when it ends before the range does.
+    /// for, [`NotAFile`](crate::StorageErrorKind::NotAFile) when it ends before the range does,
+    /// [`TooLarge`](crate::StorageErrorKind::TooLarge) when there are more bytes than wanted.
     async fn get(&self, key: &str, wanted: Get) -> Result<Bytes, StorageError>;
 
     /// Lists the objects whose keys begin with `prefix`, in the order of their keys' bytes, those

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use trommel_storage::cloud::{self, CloudLocation};
 use trommel_storage::local::LocalStore;
 use trommel_storage::s3::{Location, S3Store};
 use trommel_storage::testsuite::{MotoServer, S3Server};
@@ -24,6 +25,10 @@ fn on_each<T: Future<Output = ()>>(test: impl Fn(Store) -> T) {
     let moto = MotoServer::start();
     moto.create_bucket("bucket");
     wait(test(bucket(moto.config())));
+    for uri in ["gs://bucket/some/other/", "az://bucket/some/other/"] {
+        let place = CloudLocation::parse(uri).unwrap();
+        wait(test(cloud::open(&place, &moto.clouds()).unwrap()));
+    }
 }
 
 fn wait<T>(future: impl Future<Output = T>) -> T {
@@ -76,12 +81,26 @@ fn what_is_put_is_listed_read_and_removed() {
             ..Get::default()
         };
         assert_eq!(store.get("a", part).await.unwrap(), "3456");
-        let beyond = Get {
-            range: Some(8..12),
-            ..Get::default()
-        };
-        let error = store.get("a", beyond).await.unwrap_err();
-        assert_eq!(error.kind(), StorageErrorKind::NotAFile, "{error}");
+        for range in [8..12, 12..20] {
+            let beyond = Get {
+                range: Some(range),
+                ..Get::default()
+            };
+            let error = store.get("a", beyond).await.unwrap_err();
+            assert_eq!(error.kind(), StorageErrorKind::NotAFile, "{error}");
+        }
+        for (at_most, fits) in [(10, true), (9, false)] {
+            let limited = Get {
+                at_most: Some(at_most),
+                ..Get::default()
+            };
+            let got = store.get("a", limited).await.map_err(|error| error.kind());
+            match fits {
+                true => assert_eq!(got.unwrap(), "0123456789"),
+                false => assert_eq!(got.unwrap_err(), StorageErrorKind::TooLarge),
+            }
+        }
+        assert_eq!(keys(&store, "a", None).await, ["a"]);
 
         store.delete("b/x").await.unwrap();
         assert_eq!(keys(&store, "b/", None).await, ["b/y/z"]);

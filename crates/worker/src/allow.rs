@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 use trommel_storage::PlaceRule;
+use trommel_storage::cloud::Cloud;
 use trommel_storage::http::HttpUrl;
 use trommel_storage::uri::{remote_scheme, to_path};
 use trommel_types::{Content, ImageRef};
@@ -15,13 +16,15 @@ use crate::AccessConfig;
 
 /// Characters of a uri that a message quotes at most.
 const QUOTED: usize = 200;
+/// The scheme of S3.
+const S3: &str = "s3";
 /// The port of a PostgreSQL server whose address names none.
 const POSTGRES_PORT: u16 = 5432;
 
 /// The places that jobs may read images from and write rows to.
 ///
-/// A place that is not allowed is refused before it is opened. Local paths, hosts of the web and
-/// databases are allowed by name only; S3 is open as far as the credentials reach, until one of its places is named.
+/// A place that is not allowed is refused before it is opened. Local paths, buckets of other clouds, hosts of the
+/// web and databases are allowed by name only; S3 is open as far as the credentials reach, until one of its places is named.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
     sources: Vec<Prefix>,
@@ -45,8 +48,13 @@ impl std::error::Error for Refusal {}
 enum Prefix {
     /// A path whose symbolic links are resolved.
     Local(PathBuf),
-    /// A bucket and the beginning of its keys, which is empty or ends with a slash.
-    S3 { bucket: String, key: String },
+    /// A bucket of the store with this scheme and the beginning of its keys, which is empty or ends
+    /// with a slash.
+    Bucket {
+        scheme: &'static str,
+        bucket: String,
+        key: String,
+    },
     /// A host of the web by scheme and port, and the beginning of its paths, which ends with a slash.
     Web { origin: String, path: String },
     /// A database, or all of a server's.
@@ -84,6 +92,14 @@ impl Allowed {
             .any(|place| matches!(place, Prefix::Web { .. }))
         {
             problems.push("access.outputs: rows cannot go to https://; remove it".to_owned());
+        }
+        for place in &outputs {
+            if let Prefix::Bucket { scheme, .. } = place
+                && *scheme != S3
+            {
+                let problem = format!("access.outputs: rows cannot go to {scheme}://; remove it");
+                problems.push(problem);
+            }
         }
         match problems.is_empty() {
             true => Ok(Self { sources, outputs }),
@@ -148,6 +164,9 @@ impl Allowed {
     pub fn check_output(&self, output: &str) -> Result<(), Refusal> {
         let place = Place::parse(output).and_then(|place| match place {
             Place::Nats(_) | Place::Web(_) => Err("rows cannot go there".to_owned()),
+            Place::Bucket { scheme, .. } if scheme != S3 => {
+                Err(format!("rows cannot go to {scheme}://"))
+            }
             // Outputs are paths as they stand; nothing decodes them.
             Place::Local { .. } if output.starts_with("file://") => {
                 Err("give the path itself, without file://".to_owned())
@@ -197,7 +216,8 @@ enum Place {
         real: PathBuf,
         moved: bool,
     },
-    S3 {
+    Bucket {
+        scheme: &'static str,
         bucket: String,
         key: String,
     },
@@ -225,12 +245,13 @@ impl Place {
                 let moved = real != lexical;
                 Ok(Self::Local { real, moved })
             }
-            Some(scheme @ "s3") => {
+            Some(scheme) if let Some(scheme) = bucket_scheme(scheme) => {
                 let rest = rest(scheme);
                 let (bucket, key) = rest.split_once('/').unwrap_or((&rest, ""));
                 match bucket.is_empty() {
                     true => Err("it names no bucket".to_owned()),
-                    false => Ok(Self::S3 {
+                    false => Ok(Self::Bucket {
+                        scheme,
                         bucket: bucket.to_owned(),
                         key: key.to_owned(),
                     }),
@@ -253,9 +274,9 @@ impl Place {
         let named_s3 = || {
             prefixes
                 .iter()
-                .any(|prefix| matches!(prefix, Prefix::S3 { .. }))
+                .any(|prefix| matches!(prefix, Prefix::Bucket { scheme: S3, .. }))
         };
-        let open = matches!(self, Self::S3 { .. }) && !named_s3();
+        let open = matches!(self, Self::Bucket { scheme: S3, .. }) && !named_s3();
         open || prefixes.iter().any(|prefix| self.is_in(prefix))
     }
 
@@ -263,8 +284,13 @@ impl Place {
         match (self, prefix) {
             (Self::Local { real, .. }, Prefix::Local(prefix)) => real.starts_with(prefix),
             (
-                Self::S3 { bucket, key },
-                Prefix::S3 {
+                Self::Bucket {
+                    scheme,
+                    bucket,
+                    key,
+                },
+                Prefix::Bucket {
+                    scheme: store,
                     bucket: allowed,
                     key: prefix,
                 },
@@ -272,7 +298,7 @@ impl Place {
                 // To S3 a key is a mere name, but a store may keep it as a path.
                 let climbs = || key.split('/').any(|name| matches!(name, "." | ".."));
                 let below = key.starts_with(prefix) || *key == prefix.trim_end_matches('/');
-                bucket == allowed && (prefix.is_empty() || (below && !climbs()))
+                scheme == store && bucket == allowed && (prefix.is_empty() || (below && !climbs()))
             }
             (Self::Web(url), Prefix::Web { origin, path }) => {
                 let below =
@@ -298,11 +324,19 @@ impl Prefix {
     fn parse(text: &str) -> Result<Self, String> {
         match Place::parse(text)? {
             Place::Local { real, .. } => Ok(Self::Local(real)),
-            Place::S3 { bucket, mut key } => {
+            Place::Bucket {
+                scheme,
+                bucket,
+                mut key,
+            } => {
                 if !key.is_empty() && !key.ends_with('/') {
                     key.push('/');
                 }
-                Ok(Self::S3 { bucket, key })
+                Ok(Self::Bucket {
+                    scheme,
+                    bucket,
+                    key,
+                })
             }
             Place::Web(url) => {
                 let mut path = url.path().to_owned();
@@ -323,6 +357,14 @@ impl Prefix {
             },
             Place::Nats(subject) => Ok(Self::Nats(subject)),
         }
+    }
+}
+
+/// The scheme of a store with buckets.
+fn bucket_scheme(scheme: &str) -> Option<&'static str> {
+    match scheme {
+        S3 => Some(S3),
+        other => Cloud::of_scheme(other).map(Cloud::scheme),
     }
 }
 
@@ -467,11 +509,15 @@ fn suggestion(uri: &str, place: Result<Place, String>) -> Result<String, String>
             let path = std::path::absolute(&path).unwrap_or(path);
             Ok(quoted(&path.to_string_lossy()))
         }
-        Place::S3 { bucket, key } => {
+        Place::Bucket {
+            scheme,
+            bucket,
+            key,
+        } => {
             let folder = key
                 .rsplit_once('/')
                 .map_or(String::new(), |(folder, _)| format!("{folder}/"));
-            Ok(quoted(&format!("s3://{bucket}/{folder}")))
+            Ok(quoted(&format!("{scheme}://{bucket}/{folder}")))
         }
         // The whole host: paths on the web say little about who may read what.
         Place::Web(url) => Ok(quoted(&format!("{}/", url.origin()))),

@@ -7,7 +7,7 @@ use trommel_preprocess::{Limits, Reference};
 use trommel_queue::BrokerConfig;
 use trommel_sink::PostgresConfig;
 use trommel_source::{SourceOptions, VideoConfig};
-use trommel_storage::{HttpConfig, S3Config};
+use trommel_storage::{CloudConfig, HttpConfig, S3Config};
 use trommel_types::JobOptions;
 
 use crate::{Allowed, ServeConfig};
@@ -40,6 +40,8 @@ pub struct WorkerConfig {
     pub broker: BrokerConfig,
     /// How S3 is reached.
     pub s3: S3Config,
+    /// How Google Cloud Storage and Azure Blob Storage are reached.
+    pub cloud: CloudConfig,
     /// How the web is asked.
     pub http: HttpConfig,
     /// How videos are decoded.
@@ -74,9 +76,9 @@ pub struct WorkerConfig {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AccessConfig {
     /// Places that jobs may read images and lists from, each with all below it: `/data/photos`,
-    /// `s3://bucket/` or `s3://bucket/prefix/`, `https://host/` or `https://host/path/`,
-    /// `nats://SUBJECT`. Redirects may lead to these too. Default: nothing but S3, as far as
-    /// the credentials reach; once a place in S3 is named, no other is allowed.
+    /// `s3://bucket/` or `s3://bucket/prefix/` (likewise `gs://` and `az://`), `https://host/` or
+    /// `https://host/path/`, `nats://SUBJECT`. Redirects may lead to these too. Default: nothing but S3,
+    /// as far as the credentials reach; once a place in S3 is named, no other is allowed.
     pub sources: Vec<String>,
     /// Places that jobs may write rows to: `/data/results`, `s3://bucket/prefix/`,
     /// `postgres://host:port/database`. Default: as for `sources`.
@@ -289,6 +291,7 @@ impl WorkerConfig {
     pub fn source_options(&self, options: &JobOptions) -> SourceOptions {
         SourceOptions {
             s3: self.s3.clone(),
+            cloud: self.cloud.clone(),
             http: self.http.clone(),
             video: self.video.clone(),
             ..SourceOptions::from(options)
@@ -333,6 +336,7 @@ impl WorkerConfig {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.broker.problems();
         problems.extend(self.s3.problems());
+        problems.extend(self.cloud.problems());
         problems.extend(self.http.problems());
         problems.extend(self.telemetry.problems());
         problems.extend(self.serve.problems());

@@ -134,8 +134,8 @@ fn malformed_csv_is_refused_with_its_line() {
     assert_says(&refusal(b"uri,n,n\n"), &["list.csv", "`n`", "rename"]);
     assert_says(&refusal(b""), &["list.csv", "empty"]);
     assert_says(
-        &refusal(b"uri\ngs://b/k.jpg\n"),
-        &["list.csv:2: ", "gs://b/k.jpg", "s3.endpoint"],
+        &refusal(b"uri\nwasb://b/k.jpg\n"),
+        &["list.csv:2: ", "wasb://b/k.jpg", "az://container/key"],
     );
 }
 

@@ -40,7 +40,8 @@ pub(super) fn connect(config: &HttpConfig) -> WebClient {
         .build(connector)
 }
 
-fn tls() -> ClientConfig {
+/// What servers are trusted: those that the system trusts.
+pub(crate) fn tls() -> ClientConfig {
     let provider = || Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()

@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use self::address::{Private, is_public};
+pub(crate) use self::client::tls;
 use self::client::{WebClient, connect};
 pub use self::config::HttpConfig;
 use self::fault::{failed, is_busy, is_html, refused, retry_after, unanswered};

@@ -204,6 +204,10 @@ fn read(path: &Path, wanted: &Get) -> Result<Bytes, StorageError> {
     }
     let size = metadata.len();
     let range = wanted.range.clone().unwrap_or(0..size);
+    let length = range.end.saturating_sub(range.start);
+    if let Some(limit) = wanted.at_most.filter(|limit| length > *limit) {
+        return Err(StorageError::too_large(path.display(), length, limit));
+    }
     if range.end > size {
         return Err(StorageError::new(
             StorageErrorKind::NotAFile,
@@ -214,7 +218,6 @@ fn read(path: &Path, wanted: &Get) -> Result<Bytes, StorageError> {
         ));
     }
     file.seek(SeekFrom::Start(range.start)).map_err(failed)?;
-    let length = range.end.saturating_sub(range.start);
     let mut content = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(length)
         .read_to_end(&mut content)

@@ -53,8 +53,9 @@ impl ObjectStore for S3Store {
             .range
             .map(|range| (range.start, range.end.saturating_sub(range.start)));
         let etag = wanted.if_match.as_deref();
+        let limit = wanted.at_most.unwrap_or(u64::MAX);
         let object = self.object(key);
-        match self.s3.get_version(&object, range, etag, u64::MAX).await {
+        match self.s3.get_version(&object, range, etag, limit).await {
             Err(error) if error.kind() == StorageErrorKind::NotFound => {
                 // A missing bucket is another matter.
                 self.s3.list(&object, None, None).await?;

@@ -142,6 +142,8 @@ fn by_default_nothing_is_allowed_but_s3() {
         ("s3://", false),
         ("s3:///key", false),
         ("S3://bucket", false),
+        ("gs://bucket/prefix/", false),
+        ("az://container/", false),
         ("/", false),
         ("/tmp", false),
         ("photos", false),
@@ -157,6 +159,30 @@ fn by_default_nothing_is_allowed_but_s3() {
         none.check_image(&image("x", Content::Inline(vec![1])))
             .is_ok()
     );
+}
+
+#[test]
+fn buckets_of_other_clouds_are_read_once_they_are_named() {
+    let some = allowed(&["gs://photos/cats"], &[]);
+    for (place, expected) in [
+        ("gs://photos/cats/1.jpg", true),
+        ("gs://photos/cats", true),
+        ("gs://photos/dogs/1.jpg", false),
+        ("gs://other/cats/1.jpg", false),
+        ("az://photos/cats/1.jpg", false),
+        ("s3://photos/dogs/1.jpg", true),
+    ] {
+        assert_eq!(some.check_source(place).is_ok(), expected, "{place}");
+    }
+    let refusal = some.check_source("az://a/b/1.jpg").unwrap_err().to_string();
+    assert!(refusal.ends_with("--allow-source az://a/b/"), "{refusal}");
+    let refusal = some.check_output("gs://photos/cats/").unwrap_err();
+    assert!(refusal.to_string().contains("gs://"), "{refusal}");
+    let config = AccessConfig {
+        outputs: vec!["az://rows/".to_owned()],
+        ..AccessConfig::default()
+    };
+    assert_eq!(Allowed::new(&config).unwrap_err().len(), 1);
 }
 
 #[test]

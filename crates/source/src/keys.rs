@@ -1,0 +1,159 @@
+//! Which objects of a bucket are images, by their keys.
+
+use std::ffi::OsStr;
+
+use trommel_storage::{StorageError, s3::Object};
+use trommel_types::Content;
+
+use crate::listing::{Listing, Stop, Visitor, probe};
+use crate::options::is_clutter;
+use crate::pattern::Pattern;
+use crate::{Found, SourceOptions};
+
+/// All keys that begin with a prefix, or those of them that match a pattern.
+pub(super) struct Keys {
+    /// What all of them begin with.
+    pub(super) prefix: String,
+    matching: Option<Matching>,
+}
+
+/// A pattern of keys.
+struct Matching {
+    /// The part of a key before the pattern.
+    folder: String,
+    pattern: Pattern,
+}
+
+impl Keys {
+    /// All that begin like this.
+    fn below(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+            matching: None,
+        }
+    }
+
+    /// Takes the key as a pattern, and what comes before its first wildcard as the prefix.
+    fn matching(spec: &str, key: &str) -> Result<Self, StorageError> {
+        let (folder, pattern) = Pattern::parse(key)
+            .map_err(|reason| StorageError::invalid_source(format!("source {spec}: {reason}")))?;
+        let folder = folder.to_string_lossy().into_owned();
+        Ok(Self {
+            prefix: Pattern::before(key).to_owned(),
+            matching: Some(Matching { folder, pattern }),
+        })
+    }
+
+    /// Whether an object is taken by its key; `None` for one that the pattern does not match.
+    fn takes(&self, key: &str, options: &SourceOptions) -> Option<bool> {
+        let Some(Matching { folder, pattern }) = &self.matching else {
+            // A key that was named in full is taken whatever it is called.
+            let is_named = key == self.prefix;
+            let start = self.prefix.rfind('/').map_or(0, |slash| slash + 1);
+            let below = key.get(start..).unwrap_or(key);
+            return Some(is_named || options.takes_member(below));
+        };
+        let below = key.strip_prefix(folder.as_str())?;
+        let is_hidden = is_clutter(below) && !pattern.names_hidden();
+        let by_suffix = options.suffixes.is_some() || !pattern.names_suffix();
+        let taken = !by_suffix || options.takes_suffix(OsStr::new(key));
+        pattern.matches(below).then_some(taken && !is_hidden)
+    }
+
+    /// Hands on an object, whose uri is `uri` of its key, if it is an image.
+    pub(super) fn hand_on(
+        &self,
+        object: Object,
+        uri: impl FnOnce(String) -> String,
+        options: &SourceOptions,
+        visitor: &mut dyn Visitor,
+    ) -> Result<(), Stop> {
+        // Consoles write an empty object to show a folder.
+        if object.key.ends_with('/') && object.size == 0 {
+            return Ok(());
+        }
+        match self.takes(&object.key, options) {
+            None => return Ok(()),
+            Some(false) => return visitor.skipped(),
+            Some(true) => {}
+        }
+        visitor.found(Found {
+            uri: uri(object.key),
+            content: Content::Whole,
+            etag: object.etag,
+            size: Some(object.size),
+            columns: Vec::new(),
+        })
+    }
+}
+
+/// The listing of what a spec names by `key`: the keys that begin with it, where there are `any`, else
+/// those that match it.
+///
+/// # Errors
+/// When no key begins like that or matches.
+pub(super) fn open<L: Listing + 'static>(
+    spec: &str,
+    key: &str,
+    any: bool,
+    options: &SourceOptions,
+    listing: impl FnOnce(Keys) -> L,
+) -> Result<Box<dyn Listing>, StorageError> {
+    if any {
+        return Ok(Box::new(listing(Keys::below(key))));
+    }
+    let is_pattern = Pattern::is_pattern(spec);
+    if is_pattern {
+        let listing = listing(Keys::matching(spec, key)?);
+        if probe(&listing, options, 1)? > 0 {
+            return Ok(Box::new(listing));
+        }
+    }
+    Err(StorageError::invalid_source(format!(
+        "source {spec}: no key in the bucket has this prefix{}; check its spelling",
+        match is_pattern {
+            true => " or matches as an image",
+            false => "",
+        }
+    )))
+}
+
+/// The uris of all objects that a pattern matches, whatever they are.
+///
+/// # Errors
+/// When there are none, or they cannot be listed.
+pub(super) fn matches<L: Listing>(
+    spec: &str,
+    key: &str,
+    listing: impl FnOnce(Keys) -> L,
+) -> Result<Vec<String>, StorageError> {
+    let all = SourceOptions {
+        suffixes: Some(vec!["*".to_owned()]),
+        ..SourceOptions::default()
+    };
+    let mut uris = Uris(Vec::new());
+    let listing = listing(Keys::matching(spec, key)?);
+    if let Err(Stop::Failed(error)) = listing.list(&all, &mut uris) {
+        return Err(error);
+    }
+    match uris.0.is_empty() {
+        false => Ok(uris.0),
+        true => Err(StorageError::invalid_source(format!(
+            "source {spec}: no key in the bucket matches; check its spelling"
+        ))),
+    }
+}
+
+/// Takes the uris of all objects.
+struct Uris(Vec<String>);
+
+impl Visitor for Uris {
+    fn found(&mut self, found: Found) -> Result<(), Stop> {
+        self.0.push(found.uri);
+        Ok(())
+    }
+
+    fn skipped(&mut self) -> Result<(), Stop> {
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Requests of `object_store` by the connections that all of this crate uses.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http_body_util::BodyExt;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector as Tcp;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpResponseBody, HttpService,
+};
+use tokio::time::timeout;
+
+use crate::http::tls;
+
+/// Time to connect, names and certificates included.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Makes a client whose answers begin within `patience`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Connector {
+    pub(super) patience: Duration,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let mut tcp = Tcp::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls())
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .build(connector);
+        Ok(HttpClient::new(Service {
+            client,
+            patience: self.patience,
+        }))
+    }
+}
+
+struct Service {
+    client: Client<HttpsConnector<Tcp>, HttpRequestBody>,
+    patience: Duration,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Service")
+    }
+}
+
+#[async_trait]
+impl HttpService for Service {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let answer = timeout(self.patience, self.client.request(request)).await;
+        let answer = answer.map_err(|late| HttpError::new(HttpErrorKind::Timeout, late))?;
+        let answer = answer.map_err(|error| {
+            let kind = match error.is_connect() {
+                true => HttpErrorKind::Connect,
+                false => HttpErrorKind::Request,
+            };
+            HttpError::new(kind, error)
+        })?;
+        Ok(answer.map(|body| {
+            HttpResponseBody::new(
+                body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error)),
+            )
+        }))
+    }
+}
