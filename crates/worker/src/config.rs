@@ -30,11 +30,10 @@ const SMALLEST_BUDGET: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct WorkerConfig {
-    /// Memory in MiB that what is in flight may take in one process: encoded images, tensors and rows.
-    /// It lowers the limits below to their shares; an image or a row that is larger than a share is
-    /// worked on alone. On top come the models' own memory and the pixels of the image that each thread
-    /// decodes. Default: half of what the process's control group may take (a container's limit), and
-    /// without one no limit but those below.
+    /// Memory in MiB for encoded images, tensors and rows in flight in one process. It lowers the limits
+    /// below to their shares; an image or row larger than its share is processed alone. The models and the
+    /// pixels that each thread decodes come on top. Default: half the memory limit of the process's
+    /// control group (its container); without one, only the limits below apply.
     pub memory_budget: Option<NonZeroUsize>,
     /// The broker, for roles in separate processes.
     pub broker: BrokerConfig,
@@ -89,11 +88,11 @@ pub struct AccessConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct IngestConfig {
-    /// Jobs that one process lists side by side. Default: 64.
+    /// Jobs that one process lists concurrently. Default: 64.
     pub max_jobs: NonZeroUsize,
-    /// Tasks of one job that may be on their way to the broker at once. Default: 256.
+    /// Tasks of one job that may be published without an ack at once. Default: 256.
     pub publish_window: NonZeroUsize,
-    /// Time for which the record of a job that has ended is kept. Default: `30d`.
+    /// Time that the record of an ended job is kept. Default: `30d`.
     #[serde(with = "humantime_serde")]
     pub keep_ended: Duration,
 }
@@ -118,20 +117,20 @@ pub struct PreprocessConfig {
     pub reference: Reference,
     /// Threads that decode and resize. Default: one a core.
     pub threads: Option<NonZeroUsize>,
-    /// Whether each of them stays on one core. Default: no.
+    /// Whether to pin each thread to one core. Default: no.
     pub pin_threads: bool,
-    /// Images held at once, being fetched or decoded. Bounds memory: about one decoded image for
-    /// each thread and one encoded image for each of the rest. Default: 4 for each thread.
+    /// Images being fetched or decoded at once. Bounds memory: about one decoded image per thread,
+    /// and one encoded image for each of the others. Default: 4 for each thread.
     pub max_in_flight: Option<NonZeroUsize>,
-    /// Encoded bytes held at once, as far as their sizes are known before they are there; one image
-    /// is held in any case. Default: 512 MiB.
+    /// Encoded bytes held at once, counting images whose size is known before they are fetched; one
+    /// image is always admitted. Default: 512 MiB.
     pub max_bytes_in_flight: u64,
-    /// Time that fetching one image may take, without the wait for a free connection. Another
-    /// attempt follows. Default: `60s`.
+    /// Time limit for fetching one image, not counting the wait for a free connection. The fetch is
+    /// then retried. Default: `60s`.
     #[serde(with = "humantime_serde")]
     pub fetch_timeout: Duration,
-    /// Time that decoding and resizing one image may take. Then it fails, and another thread takes
-    /// the place of the one that hangs. Default: `60s`.
+    /// Time limit for decoding and resizing one image. The image then fails, and a new thread
+    /// replaces the one that hangs. Default: `60s`.
     #[serde(with = "humantime_serde")]
     pub decode_timeout: Duration,
     /// Largest encoded image in bytes. Default: 256 MiB.
@@ -192,21 +191,20 @@ pub(crate) fn cores() -> usize {
 pub struct SinkConfig {
     /// Rows in a full part. Default: 20,000.
     pub part_rows: NonZeroUsize,
-    /// About how many bytes of rows (text, logits, embeddings) make a part full. Default: 64 MiB.
+    /// Approximate bytes of rows (text, logits, embeddings) in a full part. Default: 64 MiB.
     pub part_bytes: NonZeroUsize,
-    /// Longest time a finished row waits for its part, so the work that a crash repeats.
-    /// Default: `5s`.
+    /// Longest time a finished row waits for its part to be committed; a crash repeats at most this
+    /// much work. Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub part_interval: Duration,
-    /// Time after which a sink that has not been heard of loses its jobs to another. Default:
-    /// `15s`.
+    /// Time without a heartbeat after which a sink loses its jobs to another one. Default: `15s`.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
-    /// Time for which a job waits for an output that does not take rows, before it ends as failed.
-    /// Default: `30m`.
+    /// Time that a job waits for an output that rejects writes before it ends as failed. Default:
+    /// `30m`.
     #[serde(with = "humantime_serde")]
     pub patience: Duration,
-    /// Jobs that one process commits side by side. Default: 64.
+    /// Jobs that one process commits concurrently. Default: 64.
     pub max_jobs: NonZeroUsize,
 }
 
@@ -229,8 +227,8 @@ impl Default for SinkConfig {
 pub struct RetryPolicy {
     /// Attempts before an image ends as failed. Default: 4.
     pub max_attempts: NonZeroU32,
-    /// Deliveries, including those that ended with their worker, before an image is considered what
-    /// ended it and fails; of a run in one process the deaths of the process while it worked on it. Default: 10.
+    /// Deliveries, including those whose worker died, before an image is considered the cause and
+    /// fails. In a single-process run: how often the process died while working on it. Default: 10.
     pub max_deliveries: NonZeroU32,
     /// Upper bound of the wait before the second attempt; it doubles with each further one.
     /// Default: `200ms`.
@@ -256,7 +254,7 @@ impl Default for RetryPolicy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ShutdownConfig {
-    /// Time a draining process may use to finish what it holds. Default: `25s`.
+    /// Time limit for a draining process to finish what is in flight. Default: `25s`.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
 }

@@ -24,34 +24,34 @@ pub struct BrokerConfig {
     pub tls_certificate: Option<PathBuf>,
     /// A PEM file with that certificate's key. Default: none.
     pub tls_key: Option<PathBuf>,
-    /// What the names of streams, subjects and the bucket begin with: ASCII letters, digits, `-` and
-    /// `_`. Installations with different prefixes share a broker without meeting. Default: `trommel`.
+    /// Prefix of the names of streams, subjects and the bucket: ASCII letters, digits, `-` and `_`.
+    /// Installations with different prefixes can share a broker. Default: `trommel`.
     pub prefix: String,
     /// Copies of the jobs, tasks, results and dead-letter streams and of the bucket. More than one
     /// needs a cluster of 2.12 or newer. Tensors always have one. Default: 1.
     pub replicas: usize,
-    /// Images that wait to be prepared, all jobs together. Default: 10,000.
+    /// Images waiting for preprocess, across all jobs. Default: 10,000.
     pub tasks_max_messages: u64,
-    /// Bytes of tensors that wait for a model, all models together. Default: 2 GiB.
+    /// Bytes of tensors waiting for infer, across all models. Default: 2 GiB.
     pub tensors_max_bytes: u64,
-    /// Bytes of results that wait for the sink, all jobs together. Default: 1 GiB.
+    /// Bytes of results waiting for sink, across all jobs. Default: 1 GiB.
     pub results_max_bytes: u64,
-    /// Bytes of dead letters that are kept; the oldest go first. Default: 256 MiB.
+    /// Bytes of dead letters kept; the oldest are dropped first. Default: 256 MiB.
     pub dead_max_bytes: u64,
     /// Time a dead letter is kept. Default: `7days`.
     #[serde(with = "humantime_serde")]
     pub dead_max_age: Duration,
-    /// Time in which a repeated publish of an id is recognised. Default: `2m`.
+    /// Window in which a repeated publish of an id is recognised as a duplicate. Default: `2m`.
     #[serde(with = "humantime_serde")]
     pub duplicate_window: Duration,
     /// Time a delivery may stay unsettled before it is repeated. Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub ack_wait: Duration,
-    /// Time one attempt to connect may take. Default: `5s`.
+    /// Timeout of one attempt to connect. Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub connect_timeout: Duration,
-    /// What the subjects of answers to this process begin with. A broker that lets each user read
-    /// only its own answers has another one for each, such as `_INBOX.ingest`. Default: `_INBOX`.
+    /// Prefix of the subjects of answers to this process. A broker that lets each user read only
+    /// its own answers needs one per user, such as `_INBOX.ingest`. Default: `_INBOX`.
     pub inbox_prefix: String,
 }
 

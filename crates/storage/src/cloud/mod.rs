@@ -28,12 +28,12 @@ use crate::{Get, ObjectStore, StorageError, background};
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct CloudConfig {
-    /// Requests for images under way at once. Default: 64.
+    /// Concurrent requests for images. Default: 64.
     pub max_concurrency: usize,
     /// Time without a byte after which a request counts as stalled. Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Attempts of each request, with growing waits of random length between. Default: 5.
+    /// Attempts per request, with exponential back-off and jitter. Default: 5.
     pub attempts: u32,
     /// Options by name in place of those that the environment holds; never read from a file.
     #[serde(skip)]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct HttpConfig {
-    /// Whether addresses of this machine and of private networks are connected to. Default: no.
+    /// Whether to connect to addresses of this machine and of private networks. Default: no.
     pub allow_private: bool,
     /// Requests to one host at once. Default: 8.
     pub max_per_host: usize,
@@ -14,13 +14,13 @@ pub struct HttpConfig {
     pub max_concurrency: usize,
     /// Redirects that are followed from one url. Default: 10.
     pub max_redirects: u32,
-    /// Longest wait that a busy host is given at a time, whatever it asks for. Default: `60s`.
+    /// Longest single wait for a busy host, whatever its `Retry-After` asks for. Default: `60s`.
     #[serde(with = "humantime_serde")]
     pub max_wait: Duration,
     /// Time without a byte after which an answer counts as stalled. Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// What requests call their sender. Some sites want an address of yours in it. Default:
+    /// The `User-Agent` of requests. Some sites require your contact address in it. Default:
     /// `trommel/` and its version.
     pub user_agent: String,
 }

@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use self::address::{Private, is_public};
+#[cfg(any(feature = "gs", feature = "az"))]
 pub(crate) use self::client::tls;
 use self::client::{WebClient, connect};
 pub use self::config::HttpConfig;

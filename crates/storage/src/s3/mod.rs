@@ -36,16 +36,16 @@ pub struct S3Config {
     pub endpoint: Option<String>,
     /// Region. Default: that of the environment or profile, else `us-east-1`.
     pub region: Option<String>,
-    /// Whether requests go unsigned, as for public buckets. Default: no.
+    /// Whether to send unsigned requests, as for public buckets. Default: no.
     pub anonymous: bool,
-    /// Requests for images under way at once. Default: 64.
+    /// Concurrent requests for images. Default: 64.
     pub max_concurrency: usize,
-    /// Time that one attempt, and each further piece of an object, may take. Default: `30s`.
+    /// Timeout of one attempt, and of each chunk of an object. Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Attempts of each request, with growing waits of random length between. Default: 5.
+    /// Attempts per request, with exponential back-off and jitter. Default: 5.
     pub attempts: u32,
-    /// Size of a part of rows above which it is written in pieces, side by side. Default: 64 MiB.
+    /// Size above which a part of rows is uploaded in pieces, in parallel. Default: 64 MiB.
     pub multipart_bytes: u64,
     /// Key and secret instead of those that the environment holds; never read from a file.
     #[serde(skip)]

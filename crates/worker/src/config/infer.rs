@@ -19,38 +19,39 @@ const ON_A_GPU: usize = 2;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct InferConfig {
     /// Where the model runs: `cpu`, `cuda:N` or `tensorrt:N`, or several GPUs as in
-    /// `cuda:0,cuda:1`. A device that is not there is an error at start. Default: `cpu`.
+    /// `cuda:0,cuda:1`. A missing device is an error at start. Default: `cpu`.
     pub device: String,
-    /// Sessions that run side by side on each device, each with a copy of the model. Default: on a
+    /// Sessions running in parallel on each device, each with a copy of the model. Default: on a
     /// CPU one a core, at most 4; on a GPU 2, of which one copies while the other computes.
     pub instances: Option<NonZeroUsize>,
     /// Threads inside one session. Default: the cores divided by the instances; for a GPU 1.
     pub intra_threads: Option<NonZeroUsize>,
-    /// Whether the threads of each session stay on cores of their own. Default: no.
+    /// Whether to pin the threads of each session to separate cores. Default: no.
     pub pin_threads: bool,
-    /// Whether images are normalised and the best classes chosen in the model's graph, on its
-    /// device. Default: on GPUs.
+    /// Whether to normalise images and select the best classes in the model's graph, on its device.
+    /// Default: on GPUs.
     pub fused: Option<bool>,
-    /// Whether a GPU records what it does with a batch and plays it again, by CUDA graphs. Default:
-    /// yes, with a warning for a model that cannot be recorded.
+    /// Whether to record and replay the work of a batch on a GPU with CUDA graphs. Default: yes,
+    /// with a warning for a model that cannot be recorded.
     pub cuda_graphs: bool,
-    /// In how many bits TensorRT computes: `model` (as the model says), `fp16` or `int8`. Default:
+    /// Precision that TensorRT computes in: `model` (as the model says), `fp16` or `int8`. Default:
     /// `model`.
     pub precision: Precision,
-    /// Most memory in MiB that the sessions of one model may take on a device: the processor's for
-    /// their weights, a GPU's for their arenas. Default: as much as there is.
+    /// Memory limit in MiB for the sessions of one model on a device: the processor's for their
+    /// weights, a GPU's for their arenas. Default: as much as there is.
     pub memory_budget: Option<NonZeroUsize>,
     /// Images in a full batch. Default: the fastest number, which is measured when a model is
     /// first loaded on a machine.
     pub max_batch: Option<NonZeroUsize>,
-    /// Folder for what is measured or computed once. Default: `trommel` in the user's cache folder.
+    /// Folder for measurements and other results that are computed once. Default: `trommel` in the
+    /// user's cache folder.
     pub cache: Option<PathBuf>,
-    /// Longest time an image waits for its batch to fill; while no session is free its batch goes on filling.
-    /// Default: `20ms`.
+    /// Longest time an image waits for its batch to fill. A batch keeps filling while no session is
+    /// free. Default: `20ms`.
     #[serde(with = "humantime_serde")]
     pub max_wait: Option<Duration>,
-    /// Whether settings that `trommel tune` has found for a model on such a machine are taken where none are
-    /// configured. Default: yes.
+    /// Whether to use the settings that `trommel tune` found for a model on this kind of machine,
+    /// where none are configured. Default: yes.
     pub profiles: bool,
     /// Models that one process over the broker keeps loaded. Default: 4.
     pub max_models: NonZeroUsize,
