@@ -368,8 +368,8 @@ fn images_are_exported_by_label() {
     assert_code(&run, 1);
     let said = stderr(&run);
     for words in [
-        "1 images of 1 labels",
-        "1 images could not be exported",
+        "1 image of 1 label",
+        "1 image could not be exported",
         "000000.jpg",
     ] {
         assert!(said.contains(words), "{words}: {said}");

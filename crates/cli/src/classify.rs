@@ -454,9 +454,11 @@ impl Report {
         } = &self.summary;
         let all_failed = *ok == 0 && *failed > 0;
         if all_failed && !args.json {
-            warn_in_red(&format!(
-                "all {images} images failed, so the exit code is 3"
-            ))?;
+            let all = match images {
+                1 => "the only image".to_owned(),
+                images => format!("all {images} images"),
+            };
+            warn_in_red(&format!("{all} failed, so the exit code is 3"))?;
         } else if *failed > 0 && !args.fail_on_error && !args.json && !args.quiet {
             writeln!(
                 io::stderr(),

@@ -15,6 +15,7 @@ use crate::args::ExportArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::labelling;
+use crate::lines::counted;
 use crate::originals::Originals;
 use crate::results::Results;
 
@@ -59,12 +60,17 @@ pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
         left_out,
     } = exported;
     let told = format!(
-        "trommel: {images} images of {labels} labels: {}\n",
+        "trommel: {} of {}: {}\n",
+        counted(images, "image"),
+        counted(labels, "label"),
         dir.display()
     );
     std::io::stderr().write_all(told.as_bytes())?;
     match left_out {
-        Some((count, example)) => bail!("{count} images could not be exported; {example}"),
+        Some((count, example)) => {
+            let images = counted(count, "image");
+            bail!("{images} could not be exported; {example}")
+        }
         None if images == 0 => bail!("no row of {results} matches"),
         None => Ok(Exit::Success),
     }
@@ -209,7 +215,7 @@ fn file_name(text: &str) -> String {
         name.insert(0, '_');
     }
     if name.len() > LONGEST_NAME {
-        // The end, where the suffix is, tells more.
+        // The end, with the suffix, is the more useful part.
         let from = name.ceil_char_boundary(name.len() - LONGEST_NAME);
         name.drain(..from);
     }

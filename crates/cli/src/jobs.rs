@@ -16,6 +16,7 @@ use crate::args::{JobsCommand, SubmitArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Usage, warn_in_red};
 use crate::forecast::{self, Compared, DryRun};
+use crate::lines::{counted, with_head};
 use crate::standstill::Standstill;
 
 /// Time between two looks at a job.
@@ -396,10 +397,10 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
     for model in &job.models {
         writeln!(
             out,
-            "model   {} ({}): {} rows committed, {} ok, {} failed, {:.0}/s",
+            "model   {} ({}): {} committed, {} ok, {} failed, {:.0}/s",
             model.name,
             model.version,
-            HumanCount(model.committed),
+            counted(model.committed, "row"),
             HumanCount(model.ok),
             HumanCount(model.failed),
             model.rate
@@ -437,7 +438,7 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// What a dry run has said of a job that is complete, and what came.
+/// The estimate of a dry run for a job that is complete, and what it really took.
 fn compared(job: &JobStatus) -> Option<Compared> {
     let is_complete = job.state == JobState::Complete;
     let said = job
@@ -489,11 +490,12 @@ fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
         }
     }
     for report in &reasons.put_off {
-        writeln!(
-            out,
-            "{} deferred {} (attempt {}): {}",
-            report.stage, report.uri, report.attempt, report.error
-        )?;
+        let head = format!("{} deferred ", report.stage);
+        let text = format!(
+            "{} (attempt {}): {}",
+            report.uri, report.attempt, report.error
+        );
+        writeln!(out, "{}", with_head(&head, &text))?;
     }
     Ok(())
 }
@@ -503,7 +505,8 @@ pub(crate) fn show_failures(
     failures: &BTreeMap<String, trommel_sink::FailureSummary>,
 ) -> Result<()> {
     for (kind, failure) in failures {
-        writeln!(out, "  {:>8} {kind}  {}", failure.count, failure.error)?;
+        let head = format!("  {:>8} {kind}  ", failure.count);
+        writeln!(out, "{}", with_head(&head, &failure.error))?;
     }
     Ok(())
 }

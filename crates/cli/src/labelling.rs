@@ -13,6 +13,7 @@ use trommel_types::{Classification, Outcome};
 use crate::args::{ExportArgs, LabellingTool};
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
+use crate::lines::counted;
 use crate::originals::Originals;
 use crate::paths::check_output;
 use crate::results::Results;
@@ -77,8 +78,8 @@ pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Re
     };
     written.with_context(|| format!("failed to write {}", output.display()))?;
     let told = format!(
-        "trommel: {} images to review: {}\n",
-        chosen.len(),
+        "trommel: {} to review: {}\n",
+        counted(chosen.len(), "image"),
         output.display()
     );
     std::io::stderr().write_all(told.as_bytes())?;

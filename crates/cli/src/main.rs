@@ -17,6 +17,7 @@ mod forecast;
 mod hub;
 mod jobs;
 mod labelling;
+mod lines;
 mod manual;
 mod model;
 mod originals;

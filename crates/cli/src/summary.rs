@@ -15,6 +15,7 @@ use trommel_worker::{EmbeddedJob, Percentiles, Progress, Task, TimeCounts};
 use crate::forecast::{Compared, Spending, money};
 
 use crate::cascade::CascadeReport;
+use crate::lines::{counted, with_head};
 
 /// What is known of this run of a job while it lasts and after.
 pub(crate) struct Run {
@@ -28,12 +29,12 @@ pub(crate) struct Run {
     /// Whether its rows are added to others.
     pub(crate) adds: bool,
     pub(crate) preprocess_threads: usize,
-    /// Images that are read side by side at most.
+    /// Images that are read in parallel at most.
     pub(crate) reads: usize,
     pub(crate) spending: Spending,
-    /// What a dry run has said of the job.
+    /// The estimate of a dry run of the job.
     pub(crate) forecast: Option<Forecast>,
-    /// Of a cascade: what it went by.
+    /// Of a cascade: its thresholds and statistics.
     pub(crate) cascade: Option<CascadeReport>,
 }
 
@@ -66,13 +67,13 @@ impl Run {
         }
     }
 
-    /// What a user who was interrupted wants to know.
+    /// What is committed so far, for a user who interrupted the run.
     pub(crate) fn committed_words(&self, destination: Option<&Output>) -> String {
         match destination {
-            None => format!("{} rows written", self.progress.committed()),
+            None => format!("{} written", counted(self.progress.committed(), "row")),
             Some(destination) => format!(
-                "{} rows are committed to {}; run the same command again to resume",
-                self.progress.resumed() + self.progress.committed(),
+                "{} committed to {}; run the same command again to resume",
+                counted(self.progress.resumed() + self.progress.committed(), "row"),
                 destination
             ),
         }
@@ -117,10 +118,10 @@ pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) summary: Summary,
     pub(crate) output: Option<String>,
-    /// Of failed rows that were tried again: how many, and what became of them.
+    /// Failed rows that were retried, and their outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     retried: Option<Retried>,
-    /// Of rows that were added to others: the same.
+    /// Rows that were added to existing ones, and their outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     added: Option<Retried>,
     /// About this run; absent when the job was complete before.
@@ -149,13 +150,13 @@ struct RunReport {
     /// At the user's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
-    /// Against what a dry run has said of all images.
+    /// Compared with a dry run's estimate for all images.
     #[serde(skip_serializing_if = "Option::is_none")]
     forecast: Option<Compared>,
     /// What the servers of a prompt were asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt: Option<PromptStats>,
-    /// What a cascade went by.
+    /// The thresholds and statistics of a cascade.
     #[serde(skip_serializing_if = "Option::is_none")]
     cascade: Option<CascadeReport>,
 }
@@ -168,17 +169,17 @@ struct Stage {
     thread_seconds: f64,
     /// Of the time of all stages, 0 to 1.
     share: f64,
-    /// How many of it are done side by side at most.
+    /// How many run in parallel at most.
     threads: usize,
-    /// Of the time of as many as are done side by side, 0 to 1.
+    /// Share of the time that so many threads had, 0 to 1.
     busy: f64,
-    /// Of an image, from its coming to its going; of commit, of a part.
+    /// Per image, from arrival to departure; for commit, per part.
     #[serde(skip_serializing_if = "Option::is_none")]
     milliseconds: Option<Percentiles>,
 }
 
 impl Report {
-    /// Of a job that an earlier run has finished.
+    /// The report of a job that an earlier run finished.
     pub(crate) fn complete(summary: Summary, destination: &Output) -> Self {
         Self {
             summary,
@@ -189,7 +190,7 @@ impl Report {
         }
     }
 
-    /// Of a job that this run has finished.
+    /// The report of a job that this run finished.
     pub(crate) fn of_run(summary: Summary, destination: Option<&Output>, run: &Run) -> Self {
         let wall = run.started.elapsed();
         let progress = &run.progress;
@@ -200,7 +201,7 @@ impl Report {
         let engine = run.engine.stats();
         let stages = stages(run, &engine, wall);
         let cost = run.spending.cost(wall, progress);
-        // What was said is about all images, at one go.
+        // The estimate is for all images in one run.
         let forecast = run.forecast.filter(|said| said.images == images);
         let run_report = RunReport {
             images,
@@ -299,7 +300,7 @@ impl fmt::Display for Report {
             failures,
             ..
         } = &self.summary;
-        write!(f, "{} images: {} ok", HumanCount(*images), HumanCount(*ok))?;
+        write!(f, "{}: {} ok", counted(*images, "image"), HumanCount(*ok))?;
         if *failed > 0 {
             write!(f, ", {} failed", HumanCount(*failed))?;
         }
@@ -314,21 +315,22 @@ impl fmt::Display for Report {
             self.where_rows_are()
         )?;
         if let Some(Retried { rows, ok, failed }) = self.retried {
-            let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
-            writeln!(f, "  {rows} failed rows retried: {ok} ok, {failed} failed")?;
+            let rows = counted(rows, "failed row");
+            let (ok, failed) = (HumanCount(ok), HumanCount(failed));
+            writeln!(f, "  {rows} retried: {ok} ok, {failed} failed")?;
         }
         if let Some(Retried { rows, ok, failed }) = self.added {
             let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
             writeln!(
                 f,
-                "  {rows} of them are new or changed: {ok} ok, {failed} failed"
+                "  {rows} of them new or changed: {ok} ok, {failed} failed"
             )?;
         }
         if run.resumed > 0 {
             writeln!(
                 f,
-                "  {} rows were committed before",
-                HumanCount(run.resumed)
+                "  {} committed before this run",
+                counted(run.resumed, "row")
             )?;
         }
         if let Some(compared) = &run.forecast {
@@ -337,13 +339,10 @@ impl fmt::Display for Report {
             writeln!(f, "  cost {} at the prices given", money(cost))?;
         }
         if run.skipped > 0 {
-            let skipped = HumanCount(run.skipped);
+            let skipped = counted(run.skipped, "other file");
             let build = trommel_source::NOT_IN_THIS_BUILD;
             let build = build.map_or(String::new(), |build| format!("; {build}"));
-            writeln!(
-                f,
-                "  {skipped} other files were skipped by suffix or size{build}"
-            )?;
+            writeln!(f, "  {skipped} skipped by suffix or size{build}")?;
         }
         for (kind, failure) in failures {
             write_failure(f, kind, failure)?;
@@ -447,11 +446,8 @@ fn write_failure(f: &mut impl fmt::Write, kind: &str, failure: &FailureSummary) 
     } else {
         format!("{example}: ")
     };
-    writeln!(
-        f,
-        "  {:>7} {kind:<17} {separator}{error}",
-        HumanCount(*count).to_string()
-    )
+    let head = format!("  {:>7} {kind:<17} ", HumanCount(*count).to_string());
+    writeln!(f, "{}", with_head(&head, &format!("{separator}{error}")))
 }
 
 /// Prints the failures so far, of a run that ends early because of them.

@@ -15,6 +15,7 @@ use super::by_column::ByColumn;
 use crate::args::DerivedArgs;
 use crate::config::Config;
 use crate::exit::Usage;
+use crate::lines::counted;
 use crate::results::Results;
 
 /// The option of a record that names the job whose rows were read.
@@ -165,8 +166,9 @@ impl Written {
     pub(crate) fn tell(&self, what: &str, args: &DerivedArgs) -> Result<()> {
         let to = args.output.as_deref().unwrap_or("standard output");
         let mut told = format!(
-            "trommel: {} rows {what}, {} failed: {to}",
-            self.rows, self.failed
+            "trommel: {} {what}, {} failed: {to}",
+            counted(self.rows, "row"),
+            self.failed
         );
         if self.was_complete {
             told.push_str(" (finished before)");

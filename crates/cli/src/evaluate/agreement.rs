@@ -9,6 +9,7 @@ use serde::Serialize;
 use trommel_sink::ResultRow;
 
 use super::truth::uri_key;
+use crate::lines::counted;
 use crate::results::Results;
 
 /// What stands for the label of an image that could not be classified.
@@ -34,7 +35,7 @@ pub(super) struct Agreement {
     failed_there: u64,
     /// Images that failed in both; they are left out.
     failed_in_both: u64,
-    /// Rows here whose image has none in the other run.
+    /// Rows whose image has no row in the other run.
     only_here: u64,
     /// Images of the other run that have no row here.
     only_there: u64,
@@ -237,8 +238,8 @@ impl fmt::Display for Agreement {
         let change = |change: Option<f64>| {
             change.map_or_else(|| "–".to_owned(), |change| format!("{change:.4}"))
         };
-        let (share, images) = (100.0 * self.agreement, self.images);
-        writeln!(f, "agreement           {share:.2} % of {images} images")?;
+        let (share, images) = (100.0 * self.agreement, counted(self.images, "image"));
+        writeln!(f, "agreement           {share:.2} % of {images}")?;
         writeln!(f, "mean score change   {}", change(self.mean_score_change))?;
         if let Some(worst) = &self.worst_score_change {
             let ScoreChange {

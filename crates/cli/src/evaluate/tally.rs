@@ -7,6 +7,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use trommel_sink::ResultRow;
 
+use crate::lines::counted;
+
 use super::thresholds::{AtThreshold, ByScore, percent};
 use super::truth::Truth;
 
@@ -295,9 +297,9 @@ impl fmt::Display for Evaluation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "accuracy        {:.2} % of {} images",
+            "accuracy        {:.2} % of {}",
             100.0 * self.accuracy,
-            self.images
+            counted(self.images, "image")
         )?;
         writeln!(f, "top-5 accuracy  {:.2} %", 100.0 * self.top5_accuracy)?;
         if let Some(error) = self.calibration_error {
@@ -306,12 +308,13 @@ impl fmt::Display for Evaluation {
         if self.failed > 0 {
             writeln!(
                 f,
-                "failed          {} images, counted as wrong",
-                self.failed
+                "failed          {}, counted as wrong",
+                counted(self.failed, "image")
             )?;
         }
         if self.unlabelled > 0 {
-            writeln!(f, "unlabelled      {} rows, not counted", self.unlabelled)?;
+            let rows = counted(self.unlabelled, "row");
+            writeln!(f, "unlabelled      {rows}, not counted")?;
         }
         if !self.never_given.is_empty() {
             let labels = self.never_given.join(", ");

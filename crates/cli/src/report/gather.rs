@@ -38,7 +38,7 @@ pub(super) struct Class {
 #[derive(Default)]
 pub(super) struct Failures {
     pub(super) images: u64,
-    /// Uri and what was said.
+    /// Uri and error message.
     pub(super) examples: Vec<(String, String)>,
 }
 

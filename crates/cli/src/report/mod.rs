@@ -21,6 +21,7 @@ use self::pictures::Picture;
 use crate::args::ReportArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
+use crate::lines::counted;
 use crate::originals::Originals;
 use crate::paths::{check_input, check_output};
 use crate::results::Results;
@@ -68,7 +69,8 @@ fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String
             "trommel: {uri}: {why}\ntrommel: --root DIR sets the folder that relative paths start from\n"
         )
     });
-    format!("trommel: {rows} rows, {drawn} of {all} pictures: {output}\n{why}")
+    let (rows, all) = (counted(rows, "row"), counted(all, "picture"));
+    format!("trommel: {rows}, {drawn} of {all}: {output}\n{why}")
 }
 
 /// What `trommel classify --json` has printed.
@@ -300,10 +302,10 @@ fn score_bars(scores: &[u64; SCORE_BARS]) -> Vec<Bar> {
     let bar = |(place, images): (usize, &u64)| Bar {
         height: *images as f64 / highest,
         title: format!(
-            "score {:.2} to {:.2}: {} images",
+            "score {:.2} to {:.2}: {}",
             place as f64 * step,
             (place + 1) as f64 * step,
-            thousands(*images)
+            counted(*images, "image")
         ),
     };
     scores.iter().enumerate().map(bar).collect()
