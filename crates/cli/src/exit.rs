@@ -56,7 +56,7 @@ impl fmt::Display for Usage {
     }
 }
 
-/// An error with its causes, each said once: many errors name their cause themselves.
+/// An error with its causes, each printed once: many errors include their cause.
 pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut words = String::new();
     for cause in error.chain().map(ToString::to_string) {

@@ -172,7 +172,7 @@ pub(crate) fn token_examples(plan: &Plan) -> String {
 }
 
 /// Fills in the settings that `trommel tune` has found for the model in a directory, where none are
-/// configured. What is wrong with the directory is said when it is opened.
+/// configured. Opening the directory reports what is wrong with it.
 pub(crate) fn take_profile(config: &mut Config, dir: &Path) {
     if !TunedProfile::is_any(&config.infer) || Prompt::is_in(dir) {
         return;

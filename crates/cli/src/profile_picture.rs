@@ -99,7 +99,7 @@ fn text((x, y): (f64, f64), words: &str) -> Text {
     Text::new(words).set("x", x).set("y", y)
 }
 
-/// The end of a long name tells more than its beginning.
+/// The end of a long name is more useful than its beginning.
 fn shortened(label: &str) -> String {
     const FITS: usize = 54;
     let length = label.chars().count();

@@ -8,7 +8,7 @@ use trommel_infer::{BatchRate, NodeTime, Profile};
 /// Nodes shown to people; JSON has them all.
 const SLOWEST: usize = 10;
 
-/// What `trommel profile` tells.
+/// What `trommel profile` reports.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) model: String,

@@ -117,7 +117,7 @@ impl Results {
                 let file = file.file_name().filter(|_| self.path.is_dir());
                 let file = file.map_or_else(String::new, |file| format!("{}: ", file.display()));
                 format!(
-                    "{self}: {file}two rows have the index {index}, and new rows are told apart by it: remove one of them, or give it an index of its own"
+                    "{self}: {file}two rows have the index {index}, and the index identifies a row: remove one of them, or change its index"
                 )
             }
             Some(Misnumbered::Missing { index }) if dense => format!(

@@ -21,7 +21,7 @@ pub(crate) struct Classifier {
     pub(crate) signature: Signature,
     /// Where it gives embeddings, or why it gives none.
     pub(crate) embedding: Result<Embedding, InferError>,
-    /// Why it has no classes, if it has none.
+    /// Why it has no classes, in that case.
     pub(crate) unlabelled: Option<InferError>,
     /// Its text tower, or why it has no text tower.
     pub(crate) texts: Result<TextFiles, InferError>,

@@ -34,7 +34,7 @@ impl fmt::Display for Activation {
     }
 }
 
-/// What the files beside a model say about its output.
+/// What the files next to a model say about its output.
 #[derive(Debug)]
 pub(crate) struct ModelConfig {
     /// The model's file, if it is not looked for.
@@ -53,7 +53,7 @@ pub(crate) struct ModelConfig {
     pub(crate) embedding: Option<String>,
     /// The score that class `i` has to reach is at place `i`, if any has to.
     pub(crate) thresholds: Option<Arc<[f32]>>,
-    /// Why the folder has no labels, if it has none.
+    /// Why the folder has no labels, in that case.
     pub(crate) unlabelled: Option<InferError>,
 }
 

@@ -82,7 +82,7 @@ impl<T> Former<T> {
             || self.due().is_some_and(|due| due <= now)
     }
 
-    /// When the first item has waited as long as it may; nothing while there is none, or without an end.
+    /// When the first item has waited as long as it may; `None` without items or without a deadline.
     pub(crate) fn due(&self) -> Option<Instant> {
         let (_, since) = self.items.front()?;
         since.checked_add(self.max_wait)

@@ -50,7 +50,7 @@ impl Graph {
         let Some(part) = &self.part else {
             return builder.commit_from_file(&self.path);
         };
-        // Weights that the file keeps elsewhere are beside it, not in the current folder.
+        // External weights are next to the file, not in the current folder.
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let folder = folder.display().to_string();
         let mut builder = builder.with_config_entry(

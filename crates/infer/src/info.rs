@@ -17,7 +17,7 @@ pub struct ModelInfo {
     pub sha256: String,
     /// The ONNX file.
     pub file: PathBuf,
-    /// Files beside it that hold weights.
+    /// Files next to it that hold weights.
     pub external_data: Vec<String>,
     /// Size of all these files.
     pub bytes: u64,

@@ -173,7 +173,7 @@ impl Instances {
         }
         drop(ready);
         for _ in 0..instances {
-            // A thread that ends without a word has panicked.
+            // A thread that ends without an answer has panicked.
             let outcome = all_ready
                 .recv()
                 .unwrap_or_else(|_| Err(stopped("a thread of the engine panicked at start")));

@@ -113,7 +113,7 @@ impl<T> Lanes<T> {
         self.formers.iter().any(|former| former.is_ready(now))
     }
 
-    /// When the first of the items has waited as long as it may, or nothing while there is none.
+    /// When the first of the items has waited as long as it may, or `None` without items.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.formers.iter().filter_map(Former::due).min()
     }

@@ -1,6 +1,6 @@
 //! How large batches should be, learned from the batches that are run.
 //!
-//! What is measured at load is a start: beside other load the smallest size may have seemed the fastest (N9).
+//! The measurement at load is a start: under other load the smallest size may have seemed the fastest (N9).
 //! So now and then a batch of half or double the size is run, if there are images for it, and its time an
 //! image is compared with that of the batches around it.
 
@@ -213,7 +213,7 @@ mod tests {
         f64::from(mixed.wrapping_mul(0xC2B2_AE35) >> 8) / f64::from(1_u32 << 23) - 1.0
     }
 
-    /// N9: a first run beside other load chose 1 where 4 is the fastest.
+    /// N9: a first run under other load chose 1 where 4 is the fastest.
     #[test]
     fn a_size_that_was_wrong_at_first_is_left() {
         let fastest_is_4 = |size: usize, number| {

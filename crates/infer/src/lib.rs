@@ -2,7 +2,7 @@
 //!
 //! In flow order: [`Runtime`] is ONNX Runtime, loaded into the process; [`Model`] is an image
 //! classifier whose files have been read and checked against each other; [`Engine`] runs it, taking
-//! one image a call with what is [`Wanted`] of it, and forming the batches itself. [`ModelInfo`] tells what is known of a model,
+//! one image a call with what is [`Wanted`] of it, and forming the batches itself. [`ModelInfo`] holds what is known about a model,
 //! [`EngineStats`] what an engine has done, [`Profile`] where a model's time goes. A [`Prompt`] is a model that servers run,
 //! which an engine asks instead; an [`Engine::cascade`] asks two models, by a [`Rule`].
 //!
@@ -11,7 +11,7 @@
 //! when [`Engine::flush`] says that nothing more will come; it grows until a session takes it. Live work goes before all jobs, and while it
 //! comes no batch is larger than the device is done with in good time. Memory is bounded, callers wait. A
 //! device that was asked for and is not there is an error; nothing ever runs elsewhere instead. A
-//! score is never NaN. `design.md` beside the code goes through the failures.
+//! score is never NaN. `design.md` next to the code goes through the failures.
 //!
 //! Deliberately absent: decoding and resizing (pixels come as HWC bytes), queues, retries over
 //! time, and the choice of defaults ([`Model::best_batch`] measures one). Besides `ORT_DYLIB_PATH`, no environment is read.

@@ -63,7 +63,7 @@ pub fn describe_metrics() {
     );
     describe_gauge!(
         GPU_UTILISATION,
-        "Share of time in which an NVIDIA GPU ran a kernel, as its driver tells it"
+        "Share of time in which an NVIDIA GPU ran a kernel, as its driver reports it"
     );
 }
 

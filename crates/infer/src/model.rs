@@ -173,7 +173,7 @@ impl Model {
         self.classifier().options.is_fused()
     }
 
-    /// Bytes of its file and of those beside it.
+    /// Bytes of its file and of those next to it.
     pub fn bytes(&self) -> u64 {
         self.inner.file.bytes
     }

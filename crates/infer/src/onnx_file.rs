@@ -19,7 +19,7 @@ pub(crate) struct OnnxFile {
     pub(crate) opsets: Vec<(String, u64)>,
     /// The program that wrote the file, with its version.
     pub(crate) producer: String,
-    /// Names of the files beside it that hold weights, sorted.
+    /// Names of the files next to it that hold weights, sorted.
     pub(crate) external: BTreeSet<String>,
     /// Names of the inputs, without those that are weights.
     pub(crate) inputs: Vec<String>,
@@ -27,7 +27,7 @@ pub(crate) struct OnnxFile {
     endings: Vec<(String, Ending)>,
     /// Weights by element type, in ONNX's numbering.
     weights: Vec<(u64, u64)>,
-    /// Bytes of the file and of those beside it.
+    /// Bytes of the file and of those next to it.
     pub(crate) bytes: u64,
     /// SHA-256 in hex. Of a model in one file it is what `sha256sum` prints.
     pub(crate) hash: String,
@@ -236,7 +236,7 @@ fn number(value: i64) -> u64 {
     value.try_into().unwrap_or(0)
 }
 
-/// A file as what it holds is decoded: large fields that nobody looks at are sought over.
+/// A file as what it holds is decoded: large fields that are not needed are skipped.
 struct Content<R> {
     reader: BufReader<R>,
     remaining: usize,

@@ -12,7 +12,7 @@ pub struct ModelOptions {
     /// Whether the threads of each session stay on cores of their own.
     pub pin_threads: bool,
     /// Whether images are normalised and the best classes chosen by the device, in the model's graph,
-    /// with batches padded to few sizes. If nothing is said, on GPUs.
+    /// with batches padded to few sizes. Default: on GPUs.
     pub fused: Option<bool>,
     /// Images in the largest batch that there will be; TensorRT builds its engine for it.
     pub max_batch: usize,

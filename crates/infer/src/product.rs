@@ -12,7 +12,7 @@ static LEVEL: LazyLock<Level> = LazyLock::new(Level::new);
 /// Bytes of `b` that are multiplied with all of `a` before the next ones, so that they stay in a core's cache.
 const BLOCK: usize = 256 << 10;
 
-/// `out[m, n] = a[m, k] · b[n, k]ᵀ`. A value depends on its two rows alone, whatever stands beside them.
+/// `out[m, n] = a[m, k] · b[n, k]ᵀ`. A value depends on its two rows alone, whatever the neighbouring rows hold.
 ///
 /// As both matrices lie row by row, nothing is copied into another order first, which costs libraries for
 /// general products more than the product itself where there are few classes.

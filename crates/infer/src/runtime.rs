@@ -26,7 +26,7 @@ static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
 
 impl Runtime {
     /// Loads ONNX Runtime's shared library: `path` if given (the library, or a folder that holds
-    /// it), else what the variable `ORT_DYLIB_PATH` names. Without either it is searched for: beside
+    /// it), else what the variable `ORT_DYLIB_PATH` names. Without either it is searched for: next to
     /// the executable; in `lib/trommel` next to the executable's `bin`, where packages have it; in
     /// the Python environment that the executable is installed in; in `.tools/onnxruntime` next to
     /// the `target` folder that the executable was built into; in the absolute folders of

@@ -29,7 +29,7 @@ pub(crate) struct TextFiles {
     /// The graph, and whether it holds the other tower too.
     pub(crate) file: PathBuf,
     pub(crate) is_shared: bool,
-    /// A graph with both towers, which tells how they are compared.
+    /// A graph with both towers, which shows how they are compared.
     pub(crate) both: Option<PathBuf>,
     pub(crate) tokenizer: PathBuf,
     /// Most tokens of a text.

@@ -21,7 +21,7 @@ const FILES: [&str; 4] = [
     "onnx/model.onnx",
 ];
 
-/// Files beside it that decide how images are prepared and what classes are called.
+/// Files next to it that decide how images are prepared and what classes are called.
 const SETTINGS: [&str; 4] = [
     "config.json",
     "preprocessor_config.json",

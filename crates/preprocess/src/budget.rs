@@ -124,7 +124,7 @@ impl Family {
             }
             Self::InternVl if self.tokens(width, height) <= tokens => (width, height),
             Self::InternVl => {
-                // As many tiles as fit, a thumbnail beside several.
+                // As many tiles as fit, plus a thumbnail if there are several.
                 let tiles = (1..=MOST_TILES).rev();
                 let mut tiles = tiles.filter(|tiles| tokens_of_tiles(*tiles) <= tokens);
                 let (columns, rows) = grid(width, height, tiles.next().unwrap_or(1));

@@ -198,7 +198,7 @@ impl Decoder {
                 {
                     return self.decode_tiff(bytes, tags, kind, limits);
                 }
-                // Its own words help nobody.
+                // Its own message does not help.
                 let failed = |error: ImageError| match (&error, &tags) {
                     (ImageError::Unsupported(_), Some(tags)) => tiff_kinds::unsupported(tags),
                     _ => failed(error),

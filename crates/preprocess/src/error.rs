@@ -19,7 +19,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -28,7 +28,7 @@ pub enum ConfigError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The parser's error.
         reason: String,
     },
     /// A file asks for something that is not done here.
@@ -101,7 +101,7 @@ impl PrepareError {
         }
     }
 
-    /// The word for the row's `error_kind`.
+    /// The value of the row's `error_kind`.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

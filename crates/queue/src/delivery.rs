@@ -17,7 +17,7 @@ pub struct Delivery<T> {
 /// How the work on a delivery has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disposition {
-    /// The effect is durable. A word that is lost only costs a harmless repeat.
+    /// The effect is durable. A lost ack only costs a harmless repeat.
     Done,
     /// Another attempt may succeed, not before `after` has passed.
     Retry {
@@ -74,7 +74,7 @@ impl<T> Delivery<T> {
     ///
     /// # Errors
     /// [`Expired`](crate::QueueErrorKind::Expired) when the deadline has passed; the message is
-    /// another delivery's now and this word has no effect.
+    /// another delivery's now and this ack has no effect.
     pub async fn settle(self, disposition: Disposition) -> Result<(), QueueError> {
         self.handle.settle(disposition).await
     }

@@ -46,7 +46,7 @@ impl Default for MemoryQueueConfig {
 
 /// A work queue inside one process. Its content ends with the process.
 ///
-/// Deadlines are looked at by whoever pulls, so a queue that nobody pulls from costs nothing.
+/// Deadlines are checked by pulls, so an idle queue costs nothing.
 pub struct MemoryQueue<T> {
     shared: Arc<Shared<T>>,
 }

@@ -72,7 +72,7 @@ impl Connection {
     }
 }
 
-/// Turns a client away for which there is no room; over TLS without a word, as that takes work.
+/// Turns a client away for which there is no room; over TLS without an answer, as that takes work.
 pub(crate) async fn refuse(mut stream: TcpStream, is_tls: bool) {
     if !is_tls {
         drop(timeout(TURN_AWAY, stream.write_all(FULL.as_bytes())).await);

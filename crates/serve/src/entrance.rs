@@ -165,7 +165,7 @@ impl Asked {
     }
 }
 
-/// When nobody waits any more for a request that came at `since`, by its header `Trommel-Deadline-Ms`.
+/// When the client stops waiting for a request that came at `since`, by its header `Trommel-Deadline-Ms`.
 pub(crate) fn deadline(since: Instant, header: Option<&str>) -> Result<Option<Instant>, Refused> {
     let Some(text) = header else { return Ok(None) };
     let millis: u64 = text.trim().parse().map_err(|_| {

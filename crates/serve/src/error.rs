@@ -12,7 +12,7 @@ pub enum ServeError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

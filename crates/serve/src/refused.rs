@@ -9,7 +9,7 @@ use trommel_worker::{NotAnswered, UrlFault, UrlFaultKind};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
-    /// A word of a closed set.
+    /// One of a closed set.
     pub(crate) kind: &'static str,
     /// A sentence for people.
     pub(crate) message: String,

@@ -20,7 +20,7 @@ pub struct Existing {
 /// A row that counts.
 struct Known {
     index: u64,
-    /// A hash of the etag; `None` if it has none.
+    /// A hash of the etag, if it has one.
     etag: Option<u64>,
     /// Whether another model has no such row, so that the image has to come again.
     is_lacking: bool,

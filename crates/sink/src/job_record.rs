@@ -53,7 +53,7 @@ pub struct Retry {
     pub number: u32,
     /// The job's run.
     pub of_run: String,
-    /// The kinds of failures that are tried again; all if there are none.
+    /// The kinds of failures that are retried; empty for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<ErrorKind>,
     /// Whether it replaces no failed rows, but adds those of images that have none yet, and replaces
@@ -135,7 +135,7 @@ impl JobRecord {
         format!("{:016x}", xxh3_64(&text))
     }
 
-    /// Why rows of `new` cannot stand beside those of this job, whatever the source of each.
+    /// Why rows of `new` cannot share an output with those of this job, whatever their sources.
     pub(crate) fn row_differences(&self, new: &Self) -> Vec<String> {
         let of_any_source = Self {
             source: new.source.clone(),

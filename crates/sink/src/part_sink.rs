@@ -194,7 +194,7 @@ impl PartSink {
                     }
                     let object = own.get(&name).cloned().ok_or_else(|| {
                         let path = self.place.store.locate(&name);
-                        let reason = "it was committed but is not there any more";
+                        let reason = "it was committed but no longer exists";
                         StorageError::corrupt(path.as_ref(), reason)
                     })?;
                     parts.push((claim.part, object));
@@ -247,7 +247,7 @@ impl PartSink {
         store.put(&name, content).await?;
         if let Err(error) = claimed.claims.commit(number, revision, &name).await {
             if error.kind() == StorageErrorKind::LostRace {
-                // Nobody else writes this name, and it never counts. `finish` removes it otherwise.
+                // No other writer uses this name, and it never counts. `finish` removes it otherwise.
                 drop(store.delete(&name).await);
             }
             return Err(error);

@@ -239,7 +239,7 @@ pub(crate) fn stored<T: DeserializeOwned>(
     }
 }
 
-/// What tells an image in its row.
+/// What identifies an image in its row.
 pub(crate) struct Image {
     pub(crate) index: u64,
     pub(crate) uri: String,
@@ -355,7 +355,7 @@ fn read_file(path: &Path, format: Format) -> Result<Rows, StorageError> {
 
 pub(crate) const NO_ROW: &str = "a row lacks index, uri or status, or has another type there";
 
-/// The file may be anyone's, so the message asks nobody to remove it.
+/// The file may be anyone's, so the message does not ask to remove it.
 pub(crate) fn no_result(path: &Path, reason: impl Display) -> StorageError {
     StorageError::new(
         StorageErrorKind::Corrupt,

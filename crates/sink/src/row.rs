@@ -215,7 +215,7 @@ impl Serialize for TextRow<'_> {
     }
 }
 
-/// The word of the column `status`.
+/// The value of the column `status`.
 pub(crate) fn status(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Ok(_) => "ok",

@@ -71,7 +71,7 @@ impl StoredJob {
         }
     }
 
-    /// Refuses rows of `job` that cannot stand beside those of this one, whatever its source.
+    /// Refuses rows of `job` that cannot share an output with those of this one, whatever its source.
     pub(crate) fn refuse_other_rows(
         &self,
         place: impl std::fmt::Display,
@@ -205,7 +205,7 @@ impl Destination {
         let has_job = read(&*self.store, JOB).await;
         let has_job = match has_job {
             Ok(job) => job.is_some(),
-            // A file where the folder should be; more is said below.
+            // A file where the folder should be; see below.
             Err(_) if self.folder.as_ref().is_some_and(|folder| folder.is_file()) => false,
             Err(error) => return Err(error),
         };

@@ -84,7 +84,7 @@ impl CameraConfig {
             add(&["-vf", &filters.join(",")]);
         }
         add(&["-c:v", "mjpeg", "-q:v", &self.quality.to_string()]);
-        // With a head for each frame that tells its length; each leaves at once.
+        // Each frame has a head with its length, and is flushed at once.
         add(&["-f", "mpjpeg", "-flush_packets", "1", "pipe:1"]);
         args
     }

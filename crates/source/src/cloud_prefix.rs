@@ -67,7 +67,7 @@ impl CloudPrefix {
         let mut listing = self.bucket.list(&self.keys.prefix, after.as_deref());
         background::spawn(async move {
             while let Some(object) = listing.next().await {
-                // Nobody wants the rest when it cannot be sent.
+                // The receiver is gone.
                 if sender.send(object).await.is_err() {
                     return;
                 }

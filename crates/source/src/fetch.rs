@@ -44,7 +44,7 @@ impl Fetcher {
         }
     }
 
-    /// Threads that read what nobody waits for any more.
+    /// Threads still reading for callers that have given up.
     pub(super) fn hung(&self) -> usize {
         self.hung.load(Ordering::Relaxed)
     }

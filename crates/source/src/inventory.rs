@@ -111,7 +111,7 @@ impl Inventory {
             };
             let uri = place.uri();
             Stored::object(stores, &uri)?
-                .ok_or_else(|| invalid(format!("its file {uri} is not there")))
+                .ok_or_else(|| invalid(format!("its file {uri} does not exist")))
         });
         Ok(Self {
             manifest: manifest.to_string(),

@@ -130,7 +130,7 @@ pub trait Source: Send + Sync {
     /// stream ends the listing. Standard input can be listed once.
     fn list(&self) -> BoxStream<'static, Result<Found, StorageError>>;
 
-    /// Counts the images by a listing of its own, which may run beside another. Not for standard
+    /// Counts the images by a separate listing, which may run in parallel with another. Not for standard
     /// input.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ pub trait Source: Send + Sync {
         Ok(self.fetch_within(image, limits).await?.bytes)
     }
 
-    /// Threads that still read what nobody waits for any more.
+    /// Threads still reading for callers that have given up.
     fn hung(&self) -> usize {
         0
     }
@@ -227,7 +227,7 @@ fn open_all(
         Kind::of(&name).is_list() || packing_of(&name).is_some()
     }) {
         return Err(StorageError::invalid_source(format!(
-            "--suffixes {suffix}: lists, archives and videos are sources of their own; name them, as in 'FOLDER/*.{suffix}'"
+            "--suffixes {suffix}: lists, archives and videos are separate sources; name them, as in 'FOLDER/*.{suffix}'"
         )));
     }
     let stores = Stores::new(options);

@@ -47,7 +47,7 @@ pub(super) trait Visitor {
 /// Why a listing ends before its end.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// Nobody wants the rest.
+    /// The receiver is gone.
     Unwanted,
     /// What follows cannot be listed.
     Failed(StorageError),

@@ -218,7 +218,7 @@ impl Shared {
                 "listing the source panicked; this is a defect, please report it",
             ))),
         }
-        // A failure here means that nobody listens any more.
+        // A failure here means that the receiver is gone.
         drop(outbox.flush());
     }
 

@@ -79,7 +79,7 @@ impl Drop for Loopback {
     }
 }
 
-/// A number that nobody guesses: the system's randomness keys the hash.
+/// A number that cannot be guessed: the system's randomness keys the hash.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -324,7 +324,7 @@ fn has_path(field: &Field) -> bool {
         .any(|inner| inner.name() == "path" && is_text(inner.data_type()))
 }
 
-/// Whether a column may hold nulls, as far as the file tells without a look at its values.
+/// Whether a column may hold nulls, according to the metadata of the file.
 fn may_be_null(metadata: &ParquetMetaData, column: &str) -> bool {
     let columns = metadata.file_metadata().schema_descr().columns();
     let Some(leaf) = columns

@@ -104,7 +104,7 @@ impl ChunkReader for Pages {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        // Not before: pages that are passed over harm nobody.
+        // Not before: skipped pages do no harm.
         let sizes = self.state().sizes.take();
         if let Some((uncompressed, compressed)) = sizes {
             self.check(compressed, uncompressed)

@@ -168,7 +168,7 @@ impl S3Prefix {
             loop {
                 let page = s3.list(&folder, after.take(), token).await;
                 token = page.as_ref().ok().and_then(|page| page.next.clone());
-                // Nobody wants the rest when it cannot be sent.
+                // The receiver is gone.
                 if sender.send(page).await.is_err() || token.is_none() {
                     return;
                 }

@@ -30,7 +30,7 @@ const STREAMS: usize = 4;
 const KEPT: usize = 32 << 20;
 /// Bytes that are unpacked at a time.
 const STEP: usize = 1 << 20;
-/// Time after which a thread ends that nobody asks for anything.
+/// Time without requests after which a thread ends.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// How often a thread is looked for that has nothing to do, by who needs one.
@@ -222,7 +222,7 @@ impl Stream {
         self.changed.notify_one();
     }
 
-    /// The foremost request; `None` when nobody has asked for a while. What will be let go for it is
+    /// The foremost request; `None` after a while without any. What will be let go for it is
     /// not promised to anybody from here on.
     fn next(&self, pass: &Pass) -> Option<Request> {
         let mut state = self.state();

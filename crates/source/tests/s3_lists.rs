@@ -219,7 +219,7 @@ fn an_inventory_lists_a_bucket_without_asking_it() {
         (
             "CSV",
             "data/2.csv.gz",
-            "s3://reports/data/2.csv.gz is not there",
+            "s3://reports/data/2.csv.gz does not exist",
         ),
     ] {
         server.put(

@@ -32,7 +32,7 @@ pub async fn run<T: Send + 'static>(
     answer.unwrap_or_else(|_| Err(unanswered()))
 }
 
-/// Starts work that nobody waits for.
+/// Starts work without waiting for it.
 pub fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     runtime().spawn(work);
 }

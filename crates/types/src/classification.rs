@@ -21,7 +21,7 @@ pub struct Classification {
     /// Size of the image as stored, if it was decoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<ImageSize>,
-    /// Labels, or why there are none.
+    /// Labels, or the error.
     pub outcome: Outcome,
     /// Deliveries it took over all stages; 1 when each succeeded at once.
     pub attempts: u32,
@@ -79,7 +79,7 @@ pub struct ImageSize {
     pub height: u32,
 }
 
-/// Labels, or why there are none.
+/// Labels, or the error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -97,7 +97,7 @@ pub struct Scores {
     /// The model's raw output, one value a class, if asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logits: Option<Vec<f32>>,
-    /// What the model knows of the image beside its classes, if asked for.
+    /// What the model knows about the image in addition to its classes, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<Vec<f32>>,
 }

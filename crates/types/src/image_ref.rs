@@ -27,7 +27,7 @@ pub struct ImageRef {
     /// The store's version of the object, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Encoded size in bytes, where the listing tells it.
+    /// Encoded size in bytes, where the listing has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Values of the source's pass-through columns, in their order.

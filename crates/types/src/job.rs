@@ -144,7 +144,7 @@ pub struct JobOptions {
     /// Cost at these prices at which the job ends early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<f64>,
-    /// What a dry run has said of the job, to compare it with what comes.
+    /// The estimate of a dry run, to compare with what the job takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// Milliseconds from the queueing of an image after which it is not worked on any more: its row fails
@@ -166,7 +166,7 @@ pub struct JobOptions {
     pub retry: Option<RetryOf>,
 }
 
-/// What a dry run has said that a job will take.
+/// What a job will take according to a dry run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Images of the whole job.
@@ -192,7 +192,7 @@ pub struct RetryOf {
     pub job: String,
     /// 1 for its first retry, and so on.
     pub number: u32,
-    /// The kinds of failures; all if there are none.
+    /// The kinds of failures; empty for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<ErrorKind>,
 }

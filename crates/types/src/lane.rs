@@ -14,7 +14,7 @@ pub enum Lane {
     Live,
     /// Before all other jobs.
     High,
-    /// Unless said otherwise.
+    /// The default.
     #[default]
     Normal,
     /// When nothing else waits.

@@ -23,7 +23,7 @@ pub struct LiveTensor {
     pub pixels: Bytes,
     /// Shape of `pixels`.
     pub shape: Shape,
-    /// Milliseconds after the arrival of this message at which nobody waits for the answer any more.
+    /// Milliseconds after the arrival of this message when the client stops waiting.
     /// A duration, so that clocks need not agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
@@ -35,7 +35,7 @@ pub struct LiveTensor {
 /// What became of a [`LiveTensor`]: the reply from infer to serve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveAnswer {
-    /// Scores, or why there are none.
+    /// Scores, or the error.
     pub outcome: LiveOutcome,
 }
 

@@ -198,7 +198,7 @@ impl Allowed {
             .as_ref()
             .is_ok_and(|place| place.in_any(&self.sources));
         refuse_unless(allowed, uri, "--allow-source", || {
-            // The folder of the image stands for the images beside it.
+            // The folder of the image stands for the other images in it.
             let folder = match (&place, uri.rsplit_once('/')) {
                 (Ok(_), Some((folder, _))) if !folder.is_empty() => folder,
                 _ => uri,

@@ -26,7 +26,7 @@ const QUIET: f64 = 0.15;
 /// is. Blocks while it is measured.
 ///
 /// # Errors
-/// As [`Model::best_batch`]. A cache that cannot be read or written is none: the size is measured
+/// As [`Model::best_batch`]. A cache that cannot be read or written is ignored: the size is measured
 /// again.
 pub fn engine_options(model: &Model, config: &InferConfig) -> Result<EngineOptions, InferError> {
     let max_batch = match config.max_batch {

@@ -137,7 +137,7 @@ impl<S: Send + 'static> CpuPool<S> {
         let (begun, begins) = oneshot::channel();
         let fate = Arc::new(Fate::new(room, &self.crew.hung));
         let work = Work {
-            // Nobody waits any more when the caller was cancelled.
+            // The caller was cancelled.
             run: Box::new(move |state: &mut S| drop(reply.send(work(state)))),
             begun,
             fate: Arc::clone(&fate),

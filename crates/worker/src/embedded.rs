@@ -301,7 +301,7 @@ impl EmbeddedJob {
 }
 
 /// Stops the roles in the order of the pipeline, each after what reaches it has run dry. Gives the sink,
-/// unless it has failed. A role that has ended keeps nobody waiting.
+/// unless it has failed. A role that has ended delays no other.
 async fn drain(roles: Roles, queues: &Queues, tokens: &Tokens) -> Option<Box<dyn ResultSink>> {
     let Roles {
         ingest,

@@ -28,7 +28,7 @@ pub enum WorkerError {
         /// What panicked.
         what: &'static str,
     },
-    /// Threads hang in work that nobody waits for any more.
+    /// Threads hang in work that was given up.
     #[error(
         "{threads} threads hang in images that were given up; look for a file system that does not answer, then start the process again"
     )]

@@ -172,7 +172,7 @@ pub(crate) fn is_transient(error: &StorageError) -> bool {
     )
 }
 
-/// The word for an image that could not be read.
+/// The kind of failure of an image that could not be read.
 fn storage_kind(error: &StorageError) -> ErrorKind {
     match error.kind() {
         StorageErrorKind::NotFound => ErrorKind::NotFound,
@@ -196,7 +196,7 @@ pub(crate) enum Remedy {
     FailJob,
     /// End this process.
     EndWorker,
-    /// Put the message aside: nobody knows what to write for it.
+    /// Dead-letter the message: no row can be written for it.
     SetAside,
 }
 

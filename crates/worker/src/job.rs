@@ -109,7 +109,7 @@ pub(crate) trait Jobs: Send + Sync {
     /// As [`Jobs::plan`].
     async fn columns(&self, job: &str) -> Result<usize, WorkerError>;
 
-    /// Whether nobody waits for the rows of a job any more, as far as is known here.
+    /// Whether the rows of a job are no longer needed, as far as is known here.
     fn is_over(&self, _job: &str) -> bool {
         false
     }
@@ -147,7 +147,7 @@ pub(crate) trait Jobs: Send + Sync {
 pub(crate) enum Planned {
     /// Its images are to be worked on.
     Running(JobPlan),
-    /// It has ended: nobody waits for its rows.
+    /// It has ended: its rows are no longer needed.
     Over,
     /// There is no record of it.
     Unknown,

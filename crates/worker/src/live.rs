@@ -85,7 +85,7 @@ pub struct LiveRequest {
     pub bytes: Bytes,
     /// What its row holds. See [`ServedModel::rows`].
     pub wanted: Arc<Wanted>,
-    /// When nobody waits for the answer any more.
+    /// When the client stops waiting.
     pub deadline: Option<Instant>,
 }
 
@@ -166,7 +166,7 @@ impl Answers {
         self.models.get(name)
     }
 
-    /// Fires when the process cannot answer any more; [`Answers::cause`] tells why.
+    /// Fires when the process cannot answer any more; [`Answers::cause`] says why.
     pub fn broken(&self) -> &CancellationToken {
         self.fatal.token()
     }

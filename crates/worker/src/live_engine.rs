@@ -30,7 +30,7 @@ pub(crate) struct LiveImage {
     pub(crate) request: Arc<str>,
     /// The tensor.
     pub(crate) pixels: Bytes,
-    /// When nobody waits any more.
+    /// When the client stops waiting.
     pub(crate) deadline: Option<Instant>,
 }
 

@@ -191,7 +191,7 @@ async fn work_on(ctx: &Arc<Context>, delivery: Delivery<ImageRef>) -> Result<(),
             let prepared = prepare_one(ctx, &delivery, &job).await;
             (Some(job), prepared)
         }
-        // Nobody waits for its row any more.
+        // Its row is no longer needed.
         Ok(Planned::Over) => (None, Ok(Vec::new())),
         Ok(Planned::Unknown) => {
             let job = delivery.message().job.to_string();

@@ -49,7 +49,7 @@ pub struct FailureCount {
     pub count: u64,
     /// The uri of the first one.
     pub example: String,
-    /// What was said about it.
+    /// Its error message.
     pub error: String,
 }
 

@@ -317,7 +317,7 @@ mod tests {
         delivery.settle(again).await.unwrap();
     }
 
-    /// R8: beside a busy lane, images ended as poisoned that nobody had ever worked on.
+    /// R8: next to a busy lane, images that were never worked on ended as poisoned.
     #[tokio::test]
     async fn a_delivery_that_was_handed_back_unworked_is_no_attempt() {
         let tasks = MemoryQueue::new(MemoryQueueConfig::default());

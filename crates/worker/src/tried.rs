@@ -21,7 +21,7 @@ use crate::ingest::{Announced, Checkpoint};
 
 /// Deaths from which on an image is worked on alone.
 const ALONE_FROM: u32 = 2;
-/// Bytes after which the record is written anew, with what still counts.
+/// Bytes after which the record is rewritten with what still counts.
 const LONGEST: usize = 1 << 20;
 
 /// The record of a run.

@@ -53,7 +53,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, value_name = "FILE", env = "TROMMEL_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// ONNX Runtime's shared library. Default: ORT_DYLIB_PATH, else beside the binary or in its
+    /// ONNX Runtime's shared library. Default: ORT_DYLIB_PATH, else next to the binary or in its
     /// package, else from the Python environment it is installed in, else where `make setup` puts
     /// it, else the system's
     #[arg(long, global = true, value_name = "PATH")]

@@ -71,7 +71,7 @@ async fn through(broker: &Broker, tensor: &PreparedImage) -> Result<HopRate> {
     measure("jetstream", Arc::new(queue), tensor, BROKER).await
 }
 
-/// Removes the streams that begin with a prefix that nobody else has.
+/// Removes the streams that begin with a prefix of our own.
 async fn remove_streams(broker: &Broker, prefix: &str) -> Result<()> {
     let context = async_nats::jetstream::new(broker.client().clone());
     let names: Vec<String> = context
@@ -104,7 +104,7 @@ async fn measure(
         let sent = stream::iter(0..count as u64).map(async |index| {
             let mut tensor = tensor.clone();
             tensor.image.index = index;
-            // The time of sending travels in a field that nobody reads here.
+            // The time of sending travels in a field that is otherwise unused here.
             tensor.image.etag = Some(start.elapsed().as_nanos().to_string());
             queue.publish(&index.to_string(), tensor).await.map(drop)
         });

@@ -88,7 +88,7 @@ pub(crate) struct Load {
     /// Rows a second that came within the deadline.
     pub(crate) goodput: f64,
     pub(crate) deadline_milliseconds: f64,
-    /// Failures by what was said.
+    /// Failures by message.
     pub(crate) failures: BTreeMap<String, u64>,
 }
 

@@ -57,7 +57,7 @@ impl ByColumn {
                     let next = || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     while let Ok((group, answer)) = next() {
                         let relabelled = group.relabel(&mut labels);
-                        // Nobody waits for it if another one has failed.
+                        // If another one has failed, the result is not needed.
                         drop(answer.send(relabelled.map_err(|error| labels.told(error))));
                     }
                 });

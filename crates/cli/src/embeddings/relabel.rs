@@ -27,7 +27,7 @@ struct Classes {
     head: Head,
     /// How errors name the model, and its version; nothing of a head that does not say.
     model: Option<(String, String)>,
-    /// What tells these classes from others, for people.
+    /// What distinguishes these classes from others, for people.
     options: Vec<(&'static str, String)>,
 }
 

@@ -193,7 +193,7 @@ fn wanted_before(options: &BTreeMap<String, String>) -> Result<Wanted> {
         let unreadable = || format!("the results say {name} = {value}, which is not understood");
         match name.as_str() {
             "labels" | "head" => bail!(
-                "the rows have classes of their own ({name}); give trommel relabel the same --{name} with the thresholds"
+                "the rows have their own classes ({name}); give trommel relabel the same --{name} with the thresholds"
             ),
             ROWS_OF => {
                 bail!("the rows were made from those of job {value}; give the results of that job")

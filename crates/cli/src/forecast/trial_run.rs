@@ -20,7 +20,7 @@ const SAMPLE_FOR: Duration = Duration::from_secs(60);
 /// Longest time that images are counted.
 const COUNT_FOR: Duration = Duration::from_secs(120);
 
-/// What a dry run needs beside its job.
+/// What a dry run needs in addition to its job.
 pub(crate) struct Terms<'a> {
     /// The whole source; the job has a sample of it.
     pub(crate) source: &'a dyn Source,

@@ -22,7 +22,7 @@ impl Progress {
         Self { quiet }
     }
 
-    /// A bar for one file; a line where nobody sees bars.
+    /// A bar for one file; a line where standard error is not a terminal.
     fn begin(&mut self, name: &HubName, path: &str, bytes: Option<u64>, there: u64) -> ProgressBar {
         let length = bytes.unwrap_or(0);
         if self.quiet {
@@ -34,7 +34,7 @@ impl Progress {
                 0 => String::new(),
                 there => format!(", {} already downloaded", indicatif::HumanBytes(there)),
             };
-            // Nobody is listening if this fails.
+            // If this fails, no one is listening.
             writeln!(io::stderr(), "fetching {name}: {path} ({size}{resumed})").ok();
             return ProgressBar::hidden();
         }

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use super::Health;
 
-/// Time between two looks at what nobody reports of itself.
+/// Interval between polls of values that are not pushed.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Answers `/metrics` in Prometheus' text format, `/healthz` and `/readyz`, forever.

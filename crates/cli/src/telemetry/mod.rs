@@ -1,7 +1,7 @@
 //! What the outside learns of this process: logs, traces, metrics and its health.
 //!
 //! Traces are sent, and metrics and health are answered, on a thread of their own, so that a
-//! saturated device or a busy runtime keeps nobody waiting.
+//! saturated device or a busy runtime does not delay answers.
 
 mod endpoint;
 mod health;

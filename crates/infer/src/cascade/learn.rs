@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::bounds::{differ, lower, upper};
 
-/// What both models said about an image of the sample.
+/// The answers of both models for an image of the sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pair {
     /// The small model's label.

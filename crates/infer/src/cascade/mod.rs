@@ -2,7 +2,7 @@
 //!
 //! On a random sample both are asked; from it a [`Rule`] is learned, which says from which score on each
 //! label of the small model stands (`learn.rs`, with its statistics). Until then a cascade answers as for the
-//! sample: with the large model's label, and what the small one said beside it.
+//! sample: with the large model's label, and the small model's answer next to it.
 
 mod bounds;
 mod learn;

@@ -138,7 +138,7 @@ impl Prompt {
         &self.inner.settings
     }
 
-    /// The files beside `trommel.toml` that decide it.
+    /// The files next to `trommel.toml` that decide it.
     pub(crate) fn files(&self) -> &[PathBuf] {
         &self.settings().files
     }

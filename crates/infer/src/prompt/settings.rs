@@ -108,7 +108,7 @@ pub(crate) struct Settings {
     pub(crate) outage: Duration,
     /// Prices of a million tokens that are read and written.
     pub(crate) prices: Option<(f64, f64)>,
-    /// Files beside `trommel.toml` that were read.
+    /// Files next to `trommel.toml` that were read.
     pub(crate) files: Vec<PathBuf>,
 }
 
@@ -203,7 +203,7 @@ impl Settings {
         let graph = ["model.onnx", "onnx/model.onnx"];
         if model.is_some() || graph.iter().any(|file| dir.join(file).exists()) {
             return Err(invalid(
-                "[prompt] asks servers, but the folder holds a model too; give each a folder of its own",
+                "[prompt] asks servers, but the folder holds a model too; give each its own folder",
             ));
         }
         prompt.settings(dir).map_err(|why| invalid(&why))
@@ -509,7 +509,7 @@ mod tests {
             (with("max-tokens = 0"), "max-tokens"),
             (with("outage = \"1s\""), "prompt.timeout"),
             (with("[prompt.extra]\nmodel = 1"), "prompt.extra.model"),
-            (with("[model]\nfile = \"x\""), "a folder of its own"),
+            (with("[model]\nfile = \"x\""), "its own folder"),
         ] {
             let error = read(&keys).unwrap_err();
             assert_eq!(error.kind(), InferErrorKind::ModelConfig);

@@ -77,7 +77,7 @@ fn class<'a>(
             return Ok((class, model));
         }
         if model.get("auto_map.AutoImageProcessor").is_some() {
-            return Err(model.not_followed("auto_map", "the processor is code of its own"));
+            return Err(model.not_followed("auto_map", "the processor is custom code"));
         }
         let by_type = model.text("model_type").and_then(family::class_of_model);
         if let Some(class) = by_type {

@@ -123,7 +123,7 @@ impl Overrides {
                 return Err(invalid(
                     "shortest-edge",
                     edge.to_string(),
-                    "no such key beside resize",
+                    "no such key next to resize",
                 ));
             }
             (Some([height, width]), None) => plan.resize = Resize::Exact { height, width },

@@ -15,7 +15,7 @@ pub(super) struct JsonFile {
 }
 
 impl JsonFile {
-    /// Reads the file; `None` when there is none.
+    /// Reads the file; `None` if it does not exist.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, ConfigError> {
         let Some(text) = read_text(path)? else {
             return Ok(None);
@@ -191,7 +191,7 @@ pub(super) fn resample(value: &Value) -> Option<Resample> {
     })
 }
 
-/// The text of a file; `None` when there is none.
+/// The text of a file; `None` if it does not exist.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>, ConfigError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

@@ -43,7 +43,7 @@ pub(super) enum Verdict {
 impl Refusal {
     pub(super) fn verdict(&self) -> Verdict {
         match (self.err_code, self.description.as_str()) {
-            // One code stands for every limit that refuses a message; only the text tells which.
+            // One code stands for every limit that refuses a message; only the text says which.
             (10077, text) if text.contains("per subject") => Verdict::Refused,
             (10077, text) if text.starts_with("maximum") => Verdict::Full,
             (10054 | 10097, _) => Verdict::TooLarge,

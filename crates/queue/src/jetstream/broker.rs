@@ -18,7 +18,7 @@ use super::connect::{ANSWER, Begun, Interruption, Link, check_version, open};
 use super::denial::Denial;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time for the client library to hand on what the server has said.
+/// Time for the client library to pass on an error of the server.
 const SETTLING: Duration = Duration::from_millis(50);
 /// Time a question is repeated before it is given up.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -39,7 +39,7 @@ struct Inner {
 /// How one request ended.
 pub(super) enum Reply {
     Answer(Message),
-    /// Nobody serves the subject.
+    /// There are no responders.
     Nobody,
     /// No answer came, and why.
     Silence(String),
@@ -218,7 +218,7 @@ impl Broker {
         }
     }
 
-    /// Asks the JetStream API, again for a while if nobody answers. An error among `absent` is `None`.
+    /// Calls the JetStream API, and retries for a while without an answer. An error among `absent` is `None`.
     pub(super) async fn ask<R: DeserializeOwned>(
         &self,
         subject: &str,
@@ -247,7 +247,7 @@ impl Broker {
                         },
                         Err(error) => format!("invalid answer: {error}"),
                     },
-                    Reply::Nobody => "nobody answers".to_owned(),
+                    Reply::Nobody => "no answer".to_owned(),
                     Reply::Silence(reason) => reason,
                 },
                 Err(_) => "the connection is down".to_owned(),

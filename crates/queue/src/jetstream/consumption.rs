@@ -411,7 +411,7 @@ impl Receiver {
         }
     }
 
-    /// Gives messages that nobody took back to the server, for others to get at once.
+    /// Returns messages that were not taken to the server, so that others get them at once.
     async fn give_back(&self, which: impl Fn(&Received) -> bool) {
         loop {
             let received = {

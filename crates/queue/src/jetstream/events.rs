@@ -58,7 +58,7 @@ impl Stream for Subscription {
 }
 
 impl Broker {
-    /// Sends to all who listen now. Nobody listening is no error, and a subject that the server
+    /// Sends to all current subscribers. Having none is not an error, and a subject that the server
     /// denies is only logged: nothing waits for an answer.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use crate::{QueueError, QueueErrorKind};
 
 /// Messages that one request brings.
 const BATCH: usize = 256;
-/// Time after which the server removes a feed's consumer that nobody asks by any more.
+/// Time after which the server removes a feed's consumer that is no longer used.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 
 /// Messages of a stream that other programs own, in order, from any place on.
@@ -114,7 +114,7 @@ impl Feed {
         }
     }
 
-    /// Removes the consumer of a feed that nobody reads any more.
+    /// Removes the consumer of a feed that is no longer read.
     ///
     /// # Errors
     /// When the broker cannot be asked.

@@ -61,14 +61,14 @@ impl Broker {
             Some(_) => Ok(kv),
             None => Err(QueueError::new(
                 QueueErrorKind::Misconfigured,
-                format!("bucket {} is not there", kv.bucket),
+                format!("bucket {} does not exist", kv.bucket),
             )),
         }
     }
 }
 
 impl Kv {
-    /// The value of a key; `None` when it has none.
+    /// The value of a key, if it exists.
     ///
     /// # Errors
     /// When the broker does not answer, or the key is invalid.

@@ -22,7 +22,7 @@ const MOST_BYTES: i64 = 256 << 20;
 const MOST_AGE: Duration = Duration::from_secs(600);
 /// Frames that one request brings.
 const BATCH: usize = 64;
-/// Time after which the server removes a consumer that nobody asks by any more.
+/// Time after which the server removes a consumer that is no longer used.
 const ABANDONED: Duration = Duration::from_secs(300);
 /// What precedes the source in subjects.
 const SUBJECTS: &str = "live";
@@ -35,7 +35,7 @@ pub const LIVE_FRAME: &str = "Trommel-Frame";
 /// The header that says when a frame was taken, in milliseconds since the Unix epoch.
 pub const LIVE_FRAME_TIME: &str = "Trommel-Frame-Time";
 
-/// What is said of a frame that is published.
+/// Metadata of a published frame.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveSent {
     /// Its number, from 0.
@@ -116,7 +116,7 @@ impl Broker {
         ensure(self, wanted).await
     }
 
-    /// Publishes a frame. Nobody waits for it to be stored: the next one follows soon.
+    /// Publishes a frame without waiting for the ack: the next one follows soon.
     ///
     /// # Errors
     /// [`TooLarge`](QueueErrorKind::TooLarge) when no message can hold it,

@@ -31,7 +31,7 @@ pub(super) enum Attempt {
     Full,
     /// The account or the server is full.
     AccountLimit(QueueError),
-    /// Nobody knows whether it is stored.
+    /// It is unknown whether it is stored.
     Unanswered(String),
 }
 

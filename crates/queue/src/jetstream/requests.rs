@@ -19,7 +19,7 @@ use crate::{Origin, QueueError, QueueErrorKind};
 pub enum Answered {
     /// This is the reply.
     With(Bytes),
-    /// Nobody serves the subject.
+    /// There are no responders.
     ByNobody,
     /// No reply came in time, or the connection was lost.
     Not,

@@ -13,7 +13,7 @@ use crate::QueueError;
 pub(super) const OPERATION: &str = "KV-Operation";
 /// Records that one request brings.
 const BATCH: usize = 4096;
-/// Time after which the server removes a consumer that nobody asks by any more.
+/// Time after which the server removes a consumer that is no longer used.
 const ABANDONED: Duration = Duration::from_secs(30);
 
 /// The newest message of a subject.

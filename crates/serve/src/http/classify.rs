@@ -62,7 +62,7 @@ pub(super) async fn classify(
     Ok(response)
 }
 
-/// What a request is, as far as its head tells.
+/// What a request is, according to its head.
 type Prepared<'a> = (&'a Arc<ServedModel>, Asked, String, BodyKind);
 
 async fn prepare<'a>(
@@ -83,7 +83,7 @@ async fn prepare<'a>(
     if matches!(kind, BodyKind::Url) && entrance.urls.is_none() {
         return Err(Refused::no_urls());
     }
-    // Nobody sends a large image to be refused afterwards.
+    // Refused before the client sends a large image.
     model.check_room()?;
     Ok((model, asked, params.uri.unwrap_or_default(), kind))
 }

@@ -25,7 +25,7 @@ use crate::openapi;
 use crate::refused::{self, Refused};
 use crate::trace::request_span;
 
-/// Paths that nobody needs a token for.
+/// Paths that need no token.
 const OPEN: [&str; 3] = ["/openapi.json", "/v2/health/live", "/v2/health/ready"];
 
 type App = State<Arc<Entrance>>;

@@ -30,7 +30,7 @@ impl TableDestination {
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT);
         }
-        // A server that is gone without a word is noticed.
+        // A server that vanished is noticed.
         config.keepalives_idle(Duration::from_secs(15));
         config.tcp_user_timeout(Duration::from_secs(30));
         let failed = |error| self.failed("failed to connect", &error);

@@ -11,7 +11,7 @@ const LONGEST_LINE: usize = 4096;
 /// Times of decoded frames that are remembered.
 const REMEMBERED_TIMES: usize = 4096;
 
-/// What the log of a process has said.
+/// What the log of a process contains.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Said {
     /// The first line of an error, without what precedes it.
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(said.error.as_deref(), Some("File ended prematurely"));
     }
 
-    /// Matroska passes over what is damaged: the frame before would be taken for all that are lost.
+    /// Matroska passes over what is damaged: the frame before would stand in for all that are lost.
     #[test]
     fn frames_that_a_damaged_container_has_lost_are_missed() {
         let mut said = Said::default();

@@ -81,7 +81,7 @@ impl Running {
         Ok((running, stdout))
     }
 
-    /// What the log has said: all that precedes what was read of the output.
+    /// The log so far: all that precedes what was read of the output.
     pub(crate) fn said(&self) -> Said {
         let mut log = lock(&self.log);
         log.drain();
@@ -105,7 +105,7 @@ impl Running {
         &self.watch
     }
 
-    /// Waits for the end of a process whose output has ended; gives how it ended and all that it said.
+    /// Waits for the end of a process whose output has ended; gives its exit status and its whole log.
     pub(crate) fn end(self) -> Ended {
         let status = loop {
             match lock(&self.child).try_wait() {

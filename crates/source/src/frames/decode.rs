@@ -187,7 +187,7 @@ enum Pass {
     Complete,
     /// It met no key frame before the first frame.
     Late,
-    /// Nobody wants more.
+    /// The receiver is gone.
     Stopped,
     /// Frames are missing.
     Ended(Ended),

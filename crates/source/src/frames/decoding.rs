@@ -13,7 +13,7 @@ use crate::ffmpeg::Running;
 
 /// Bytes of frames that a stretch keeps for those who have not asked yet.
 const KEPT: usize = 32 << 20;
-/// Time after which a stretch is ended of which nobody asks for anything.
+/// Time without requests after which decoding of a stretch stops.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A stretch of a video that is decoded, or was.

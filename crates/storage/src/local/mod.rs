@@ -261,7 +261,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Lists what is below a folder, whose key ends with a slash; `None` when nobody listens.
+    /// Lists what is below a folder, whose key ends with a slash; `None` when the receiver is gone.
     fn folder(&self, folder: String) -> Option<()> {
         let mut keys: Vec<(String, bool)> = match entries(&self.root.join(&folder)) {
             Ok(entries) => entries

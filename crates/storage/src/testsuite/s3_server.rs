@@ -109,7 +109,7 @@ impl S3Server {
         self.root.path().join(bucket).join(key)
     }
 
-    /// Whether `If-None-Match` is ignored without a word from now on, as some stores do.
+    /// Whether `If-None-Match` is silently ignored from now on, as some stores do.
     pub fn ignore_preconditions(&self, ignore: bool) {
         self.faults
             .ignore_preconditions
@@ -148,7 +148,7 @@ impl S3Server {
     }
 }
 
-/// The records and parts that sinks keep beside each other.
+/// The records and parts that sinks keep in one folder.
 fn is_of_results(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.starts_with('_') || name.starts_with("part-")
@@ -203,7 +203,7 @@ async fn answer(
     let writes = request.method() == Method::PUT || is_completion;
     let ignores = faults.ignore_preconditions.load(Ordering::Relaxed);
     let _alone = if request.method() == Method::GET && ignores {
-        // Nobody sees the moment in which an object that is written over is not there.
+        // An overwritten object is never seen as absent.
         Some(faults.conditional.lock().await)
     } else if writes && request.headers().contains_key(IF_NONE_MATCH) {
         let alone = faults.conditional.lock().await;

@@ -52,7 +52,7 @@ pub enum Reply {
         /// The content.
         body: Vec<u8>,
     },
-    /// Closes the connection without a word.
+    /// Closes the connection without an answer.
     Reset,
     /// Answers with half of what it promises, then closes the connection.
     Cut(Vec<u8>),

@@ -49,7 +49,7 @@ impl Client {
     /// Submits a job.
     ///
     /// # Errors
-    /// When it is refused, with the reason, or nobody answers.
+    /// When it is refused, with the reason, or there is no answer.
     pub async fn submit(&self, request: &JobRequest) -> Result<SubmitReply, WorkerError> {
         self.ask("submit", json(request)).await
     }
@@ -57,7 +57,7 @@ impl Client {
     /// How a job stands.
     ///
     /// # Errors
-    /// When there is no such job, or nobody answers.
+    /// When there is no such job or no answer.
     pub async fn status(&self, id: &str) -> Result<JobStatus, WorkerError> {
         let id = id.to_owned();
         self.ask("status", json(&JobId { id })).await
@@ -66,7 +66,7 @@ impl Client {
     /// Why a job does not move.
     ///
     /// # Errors
-    /// When there is no such job, or nobody answers.
+    /// When there is no such job or no answer.
     pub async fn why(&self, id: &str) -> Result<JobReasons, WorkerError> {
         let id = id.to_owned();
         self.ask("why", json(&JobId { id })).await
@@ -75,7 +75,7 @@ impl Client {
     /// A page of jobs, the newest first.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub async fn list(&self, page: &ListRequest) -> Result<JobPage, WorkerError> {
         self.ask("list", json(page)).await
     }
@@ -83,7 +83,7 @@ impl Client {
     /// What of a job could not be worked on.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub async fn dead(&self, id: &str) -> Result<Vec<DeadLetter>, WorkerError> {
         let id = id.to_owned();
         self.ask("dead", json(&JobId { id })).await
@@ -92,7 +92,7 @@ impl Client {
     /// Ends a job; what is committed stays.
     ///
     /// # Errors
-    /// When there is no such job, it has ended already, or nobody answers.
+    /// When there is no such job, it has ended already, or there is no answer.
     pub async fn cancel(&self, id: &str) -> Result<(), WorkerError> {
         let id = id.to_owned();
         let JobId { .. } = self.ask("cancel", json(&JobId { id })).await?;
@@ -102,7 +102,7 @@ impl Client {
     /// Tries failed rows of a job again.
     ///
     /// # Errors
-    /// When it is refused, with the reason, or nobody answers.
+    /// When it is refused, with the reason, or there is no answer.
     pub async fn retry(&self, request: &RetryRequest) -> Result<RetryReply, WorkerError> {
         self.ask("retry", json(request)).await
     }
@@ -110,7 +110,7 @@ impl Client {
     /// The workers that are alive, with what they have done.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub async fn workers(&self) -> Result<Vec<Presence>, WorkerError> {
         self.ask("workers", Bytes::new()).await
     }
@@ -118,7 +118,7 @@ impl Client {
     /// The models that jobs may name.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub async fn models(&self) -> Result<Vec<ModelReply>, WorkerError> {
         self.ask("models", Bytes::new()).await
     }

@@ -63,7 +63,7 @@ pub(crate) async fn event(
     }
 }
 
-/// Removes what waits for a job that has ended: nobody waits for its rows. Rows that are on their way to
+/// Removes what is queued for a job that has ended: its rows are no longer needed. Rows that are on their way to
 /// a sink that still holds the job come to nothing; what it had is committed.
 pub(crate) async fn sweep(
     broker: &Broker,

@@ -136,7 +136,7 @@ fn is_live(subject: &str) -> bool {
     subject.rsplit('.').nth(1) == Some("live")
 }
 
-/// The images that an event tells of: objects that were created, of the suffixes and sizes asked for.
+/// The images in an event: objects that were created, of the suffixes and sizes asked for.
 fn images_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>) -> Vec<Found> {
     if is_live(&held.subject) {
         return frame_of(held, options, passed).into_iter().collect();

@@ -131,7 +131,7 @@ impl ModelEngines {
             }
             let engine = engines.remove(&model);
             tell_work(&model.0, engine.as_ref());
-            // Its threads are joined where that keeps nobody waiting.
+            // Its threads are joined where nothing waits for them.
             tokio::task::spawn_blocking(move || drop(engine));
         }
     }

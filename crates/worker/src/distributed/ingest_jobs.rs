@@ -219,7 +219,7 @@ async fn list_one(
     ended
 }
 
-/// Opens what the job names, begins it if nobody has, and lists it.
+/// Opens the job's source, begins the job if no one has, and lists it.
 async fn list_held(
     ctx: &Arc<Context>,
     request: &Arc<JobRequest>,

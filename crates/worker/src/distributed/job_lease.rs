@@ -151,7 +151,7 @@ impl JobLeases {
         }
     }
 
-    /// Takes a part of a job's checkpoint if nobody else holds it.
+    /// Takes a part of a job's checkpoint unless another process holds it.
     pub(crate) async fn take(
         &self,
         job: &str,
@@ -195,7 +195,7 @@ impl JobLeases {
         Ok(Some((lease, progress)))
     }
 
-    /// Whether nobody holds a part of a job's checkpoint.
+    /// Whether a part of a job's checkpoint is free.
     fn is_free(&self, job: &str, part: &Part, held: &Holder) -> bool {
         if held.owner.is_empty() {
             return true;

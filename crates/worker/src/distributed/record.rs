@@ -123,7 +123,7 @@ pub enum ReasonKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// Nobody has begun it.
+    /// It has not begun.
     Queued,
     /// Its images are on their way.
     Running,
@@ -141,7 +141,7 @@ impl JobState {
         matches!(self, Self::Complete | Self::Failed | Self::Cancelled)
     }
 
-    /// The word for it.
+    /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",

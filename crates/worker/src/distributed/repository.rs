@@ -52,7 +52,7 @@ impl KnownModel {
         Ok(plan)
     }
 
-    /// A plan that tells the shape and the normalisation, which no reference changes.
+    /// A plan for the shape and the normalisation, which no reference changes.
     fn any_plan(&self) -> Result<Arc<Plan>, WorkerError> {
         let plan = self.plan(Reference::Auto);
         plan.or_else(|error| self.plan(Reference::Pillow).map_err(|_| error))

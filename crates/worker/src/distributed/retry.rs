@@ -46,7 +46,7 @@ pub struct RetryReply {
     pub submitted_before: bool,
 }
 
-/// Begins a retry, or says why there is none.
+/// Begins a retry, or says why that is impossible.
 pub(super) async fn ask(
     ctx: &control::Context,
     asked: RetryRequest,

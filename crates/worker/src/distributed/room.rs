@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn jobs_that_stand_still_leave_room_for_the_next() {
-        // R17: one job that nobody works on filled the stream of all.
+        // R17: one job without workers filled the stream of all.
         let (limit, tensor) = (2_u64 << 30, 150_528);
         let mut used = 0;
         for job in 0..20 {

@@ -68,7 +68,7 @@ pub struct JobStatus {
     /// What it has cost at its user's prices, if it names any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
-    /// What a dry run has said of it, if its user had one.
+    /// The estimate of a dry run, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// Seconds until all rows are committed, at the rate of the last seconds.
@@ -115,7 +115,7 @@ pub struct StageStatus {
 /// Beyond this many seconds, 30 days, no end is predicted.
 const LONGEST_ETA: f64 = 30.0 * 86_400.0;
 
-/// How a job stands; `None` if there is none.
+/// The status of a job; `None` if it is unknown.
 pub(crate) async fn of(
     broker: &Broker,
     subjects: &Subjects,

@@ -59,7 +59,7 @@ pub struct OldImage {
     pub seconds: f64,
 }
 
-/// Explains a job; `None` if there is none.
+/// Explains a job; `None` if it is unknown.
 pub(crate) async fn explain(
     broker: &Broker,
     subjects: &Subjects,

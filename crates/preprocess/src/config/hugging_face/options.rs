@@ -95,6 +95,6 @@ fn check_auto_map(file: &JsonFile, value: &Value) -> Result<(), ConfigError> {
         {
             Ok(())
         }
-        _ => Err(file.not_followed("auto_map", "the processor is code of its own")),
+        _ => Err(file.not_followed("auto_map", "the processor is custom code")),
     }
 }

@@ -54,7 +54,7 @@ impl Answers {
         !self.failures.is_empty()
     }
 
-    /// The answer at a place: its classes, or why there are none.
+    /// The answer at a place: its classes, or the error.
     pub(super) fn get(&self, place: usize) -> Result<&[(u32, f32)], (ErrorKind, &str)> {
         if self.has_failures()
             && let Some((kind, error)) = self.failures.get(&place)

@@ -472,7 +472,7 @@ impl<R: Again> Reading<'_, R> {
 }
 
 fn lacks_column() -> ParquetError {
-    ParquetError::General("a column of the rows is not there any more".to_owned())
+    ParquetError::General("a column of the rows no longer exists".to_owned())
 }
 
 impl From<StorageError> for RelabelError {

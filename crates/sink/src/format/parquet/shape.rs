@@ -31,7 +31,7 @@ impl Shape {
     /// columns.
     ///
     /// # Errors
-    /// When the columns are none of Parquet.
+    /// When Parquet cannot hold the columns.
     pub(super) fn of(
         job: &JobRecord,
         first: &ParquetMetaData,
