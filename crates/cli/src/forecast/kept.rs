@@ -1,11 +1,11 @@
-//! Forecasts that are kept until the job itself has run.
+//! Forecasts saved until the job itself runs.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use trommel_types::{Forecast, JobRequest, JobSpec};
 
-/// Names what a request classifies and how, whatever its id, its limits and its prices.
+/// A key of what a request classifies and how, without its id, limits and prices.
 pub(crate) fn key_of_request(request: &JobRequest) -> String {
     let mut spec = JobSpec {
         source: request.sources.join("\n"),
@@ -20,7 +20,7 @@ fn file(cache: &Path, key: &str) -> PathBuf {
     cache.join("forecasts").join(format!("{key}.json"))
 }
 
-/// Keeps what was said of a job. A cache that cannot be written costs the comparison and nothing else.
+/// Saves the forecast of a job. If the cache cannot be written, only the comparison is lost.
 pub(crate) fn keep(cache: &Path, key: &str, forecast: &Forecast) {
     let file = file(cache, key);
     let write = || -> io::Result<()> {
@@ -36,7 +36,7 @@ pub(crate) fn keep(cache: &Path, key: &str, forecast: &Forecast) {
     }
 }
 
-/// What was last said of a job, if anything.
+/// The last forecast of a job, if there is one.
 pub(crate) fn recall(cache: &Path, key: &str) -> Option<Forecast> {
     let text = std::fs::read(file(cache, key)).ok()?;
     serde_json::from_slice(&text).ok()

@@ -1,4 +1,4 @@
-//! What ends a job of this process early: time and money.
+//! Limits on the time and cost of a job in this process.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use trommel_worker::{Progress, WorkerConfig};
 
 use super::money;
 
-/// Time between two looks.
+/// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What a job may take, and why it was ended if it was.
+/// The limits of a job, and which of them ended it, if one did.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Limits {
     pub(crate) runtime: Option<Duration>,
@@ -20,16 +20,16 @@ pub(crate) struct Limits {
     passed: Arc<OnceLock<String>>,
 }
 
-/// What a job of this process costs.
+/// The cost of a job in this process.
 #[derive(Debug, Clone)]
 pub(crate) struct Spending {
     pub(crate) prices: Vec<Price>,
-    /// What is held while it runs, in an hour of it.
+    /// Resources held per hour while it runs.
     pub(crate) held: Usage,
     pub(crate) to_s3: bool,
 }
 
-/// What is wrong with prices and a limit, if anything.
+/// The problem with the prices and a limit, if there is one.
 pub(crate) fn problem_of_costs(
     prices: &[Price],
     max_cost: Option<f64>,
@@ -67,7 +67,7 @@ impl Spending {
         }
     }
 
-    /// What was spent; nothing without prices.
+    /// The cost so far; `None` without prices.
     pub(crate) fn cost(&self, ran: Duration, progress: &Progress) -> Option<f64> {
         let puts = if self.to_s3 { progress.parts() } else { 0 };
         let usage = Usage {
@@ -90,7 +90,7 @@ impl Limits {
         }
     }
 
-    /// Stops a job that takes more, until what is returned is dropped. Call it within the runtime.
+    /// Stops the job at a limit, until the returned guard is dropped. Call it within the runtime.
     pub(crate) fn watch(
         &self,
         started: Instant,

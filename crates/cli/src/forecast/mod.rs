@@ -1,4 +1,4 @@
-//! What a job will take: hours with an interval, bytes, and a price; and what became of that.
+//! Forecasts of a job: its time with an interval, bytes and cost; and how the job compared.
 
 mod kept;
 mod limits;
@@ -24,17 +24,17 @@ pub(crate) use self::submitted::{DryRun, follow};
 use self::tokens::ExpectedTokens;
 pub(crate) use self::trial_run::{Terms, dry_run};
 
-/// What a dry run knows.
+/// The inputs of a forecast.
 pub(crate) struct Basis<'a> {
-    /// Images of the whole job, and whether they are all.
+    /// Images of the whole job, and whether all were counted.
     pub(crate) images: u64,
     pub(crate) all_counted: bool,
     /// Seconds before the first image is worked on.
     pub(crate) startup: f64,
     pub(crate) trial: Trial,
-    /// Tokens of an answer at most, where servers are asked and that is known.
+    /// Most tokens of an answer, if servers are asked and it is known.
     pub(crate) most_written: Option<u32>,
-    /// What is held while the job runs, in an hour of it.
+    /// Resources held per hour while the job runs.
     pub(crate) held: Usage,
     pub(crate) prices: &'a [Price],
     /// Rows of a part, if parts go to S3.
@@ -42,14 +42,14 @@ pub(crate) struct Basis<'a> {
     pub(crate) bottleneck: Option<String>,
 }
 
-/// What a dry run says.
+/// A forecast as it is shown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Expected {
     images: u64,
     all_counted: bool,
     images_per_second: f64,
     startup_seconds: f64,
-    /// As `eta_seconds` was called before there was an interval.
+    /// The expected time; named before there was an interval.
     eta_seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     low_seconds: Option<f64>,
@@ -64,7 +64,7 @@ pub(crate) struct Expected {
     cost: Option<ExpectedCost>,
 }
 
-/// What it comes to at the user's prices.
+/// Its cost at the user's prices.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct ExpectedCost {
     total: f64,
@@ -73,7 +73,7 @@ struct ExpectedCost {
     #[serde(skip_serializing_if = "Option::is_none")]
     high: Option<f64>,
     a_million_images: f64,
-    /// By what is paid for.
+    /// By item.
     parts: Vec<(&'static str, f64)>,
 }
 
@@ -141,7 +141,7 @@ impl Basis<'_> {
 }
 
 impl Expected {
-    /// What is remembered of it.
+    /// The part that is saved.
     pub(crate) fn forecast(&self) -> Forecast {
         Forecast {
             images: self.images,
@@ -154,7 +154,7 @@ impl Expected {
 }
 
 impl Expected {
-    /// Prints what a dry run of this process says.
+    /// Prints the forecast of a dry run in this process.
     pub(crate) fn show(&self, run: &Run, json: bool) -> Result<()> {
         let (ok, failed) = (run.progress.ok(), run.progress.failed());
         let mut out = io::stdout().lock();
@@ -184,7 +184,7 @@ impl Expected {
     }
 }
 
-/// A line: its name, and what there is to say.
+/// A labelled line.
 macro_rules! line {
     ($f:expr, $name:expr, $($words:tt)*) => {
         writeln!($f, "{:<11} {}", $name, format_args!($($words)*))
@@ -196,8 +196,8 @@ impl fmt::Display for Expected {
         let more = if self.all_counted { "" } else { " or more" };
         line!(f, "rate", "{:.0}/s", self.images_per_second)?;
         let around = match self.low_seconds.zip(self.high_seconds) {
-            Some((low, high)) => format!(", {} to {} with 95 %", time(low), time(high)),
-            None => ", without an interval: the sample was too small".to_owned(),
+            Some((low, high)) => format!(", {} to {} at 95 % confidence", time(low), time(high)),
+            None => ", no interval: the sample was too small".to_owned(),
         };
         line!(f, "time", "{}{more}{around}", time(self.eta_seconds))?;
         match &self.bottleneck {
@@ -205,7 +205,7 @@ impl fmt::Display for Expected {
             None => line!(
                 f,
                 "bottleneck",
-                "none found: the sample is small, or no stage had to wait"
+                "not found: the sample is small, or no stage had to wait"
             )?,
         }
         let bytes = |bytes: f64| HumanBytes(bytes as u64);
@@ -224,7 +224,7 @@ impl fmt::Display for Expected {
         line!(
             f,
             "cost",
-            "{}{more}{around}; {} for a million images",
+            "{}{more}{around}; {} per million images",
             money(cost.total),
             money(cost.a_million_images)
         )?;
@@ -235,12 +235,12 @@ impl fmt::Display for Expected {
     }
 }
 
-/// What a dry run has said, and what came.
+/// A forecast and the actual figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Compared {
     said: Forecast,
     seconds: f64,
-    /// By how much longer it took than was said, as a share of that; negative where it was shorter.
+    /// Error of the forecast: actual over forecast time, less 1.
     off: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
@@ -373,7 +373,7 @@ mod tests {
             "60.2 min, 56.8 min to 63.5 min",
             "278/s",
             "infer",
-            "for a million",
+            "per million",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }

@@ -1,4 +1,4 @@
-//! The dry run of `trommel submit`: the workers classify a sample, and report what it took them.
+//! The dry run of `trommel submit`: the workers classify a sample and report their times.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ impl DryRun {
     }
 }
 
-/// Follows a dry run and says what the whole job would take.
+/// Follows a dry run and forecasts the whole job.
 pub(crate) async fn follow(
     client: &Client,
     id: &str,
@@ -79,7 +79,7 @@ pub(crate) async fn follow(
         let basis = Basis {
             images: counted.images,
             all_counted: counted.is_all,
-            startup: 0.0, // the workers are there
+            startup: 0.0, // the workers run already
             trial,
             most_written: None, // the workers have the prompt
             held: fleet,
@@ -129,7 +129,7 @@ fn show_dry_run(
     }
     match expected {
         Some(expected) => write!(out, "{expected}")?,
-        None => writeln!(out, "time        not known: the sample was too small")?,
+        None => writeln!(out, "time        unknown: the sample was too small")?,
     }
     Ok(())
 }

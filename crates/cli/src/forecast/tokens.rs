@@ -6,20 +6,20 @@ use indicatif::HumanCount;
 use serde::Serialize;
 use trommel_worker::TrialTokens;
 
-/// What a dry run says of tokens.
+/// The forecast of tokens.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct ExpectedTokens {
-    /// Of an image, by the formula of the model's family.
+    /// Tokens of an image, by the formula of the model's family.
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<f64>,
-    /// Of the text around it: what the server reads besides.
+    /// Tokens of the text around it: the rest of what the server reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<f64>,
-    /// Read for an image, as the server counts.
+    /// Input tokens per image, as counted by the server.
     input: f64,
-    /// Written for an image.
+    /// Output tokens per image.
     output: f64,
-    /// The most that may be written for an image.
+    /// Most output tokens per image.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_output: Option<u32>,
     input_total: f64,

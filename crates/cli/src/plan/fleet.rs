@@ -1,4 +1,4 @@
-//! How many of which process a rate takes, and what more of them give.
+//! How many processes of each role a rate needs, and what adding more gains.
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -8,13 +8,13 @@ use super::known::Known;
 use super::simulate::{Arrivals, Station, System, simulate};
 use crate::args::{PlanArgs, PlanHop};
 
-/// Cores for which a table says what they give.
+/// Numbers of preprocess cores in the scaling table.
 const CORES: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 1000];
-/// Devices, likewise.
+/// Numbers of devices in the scaling table.
 const DEVICES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Images simulated for each line of a table, for each image that is in flight.
+/// Images simulated per image in flight, for each line of the table.
 const TURNS: usize = 12;
-/// What is rounded away where a number of servers just suffices.
+/// Rounding tolerance when a number of servers is exactly enough.
 const ROUNDING: f64 = 1e-9;
 
 /// Processes of a plan.
@@ -22,11 +22,11 @@ const ROUNDING: f64 = 1e-9;
 pub(crate) struct Fleet {
     /// Sessions of the model.
     pub(crate) instances: usize,
-    /// Processes that hold them.
+    /// Processes that run them.
     pub(crate) infer: usize,
-    /// Cores that prepare; 0 where their work is not known.
+    /// Preprocess cores; 0 if the cost of preprocessing is unknown.
     pub(crate) cores: usize,
-    /// Streams that carry tensors; 0 where none is needed.
+    /// Streams that carry tensors; 0 if none is needed.
     pub(crate) streams: usize,
 }
 
@@ -40,7 +40,7 @@ impl Fleet {
         }
     }
 
-    /// What it uses in an hour at this rate, with one process for each other role.
+    /// Usage per hour at this rate, with one process for each other role.
     pub(crate) fn usage_in_an_hour(&self, rate: f64, known: &Known) -> Usage {
         let one = Held {
             processes: 1.0,
@@ -50,7 +50,7 @@ impl Fleet {
         Usage {
             hours: 1.0,
             ingest: one,
-            // How cores are spread over processes is the user's choice: one holds them all here.
+            // How cores are spread over processes is the user's choice; here one process has them all.
             preprocess: Held {
                 processes: 1.0,
                 cores: self.cores as f64,
@@ -71,7 +71,7 @@ impl Fleet {
     }
 }
 
-/// What a job takes.
+/// The resources of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct JobPlan {
     /// As simulated.
@@ -84,15 +84,15 @@ pub(crate) struct JobPlan {
     pub(crate) cores_busy: Option<f64>,
     pub(crate) streams_busy: Option<f64>,
     pub(crate) bottleneck: &'static str,
-    /// Images between listing and row on average, which the limits of the roles have to leave room for.
+    /// Mean number of images in flight from listing to row, which the limits of the roles have to allow.
     pub(crate) in_flight: f64,
-    /// Bytes a second that come from the source.
+    /// Bytes per second read from the source.
     pub(crate) read_bytes_per_second: Option<f64>,
-    /// Bytes a second that tensors move over the network: to the broker and from it.
+    /// Bytes per second of tensors on the network, to the broker and from it.
     pub(crate) broker_bytes_per_second: Option<f64>,
 }
 
-/// What is simulated of a job.
+/// The simulated part of a job.
 #[derive(Debug, Clone, Copy)]
 struct Pool {
     max_batch: usize,
@@ -101,7 +101,7 @@ struct Pool {
     streams: Option<Station>,
 }
 
-/// What a pool does when it has enough to do.
+/// A saturated pool.
 struct Flow {
     rate: f64,
     infer: f64,
@@ -116,14 +116,14 @@ impl Pool {
         let system = System {
             service: &known.service,
             max_batch: self.max_batch,
-            // Images come all the time, so batches fill.
+            // Images never run out, so batches fill.
             max_wait: 3600.0,
             instances: self.instances,
             other: 0.0,
             stations,
             exponential: false,
         };
-        // Enough for each part: twice what it holds at once.
+        // Enough to saturate each part: twice what it holds at once.
         let servers: usize = system.stations.iter().map(|station| station.servers).sum();
         let in_flight = 2 * (servers + self.max_batch * self.instances) + self.max_batch;
         let images = (TURNS * in_flight)
@@ -142,7 +142,7 @@ impl Pool {
 }
 
 impl Flow {
-    /// The part that is busiest.
+    /// The busiest part.
     fn bottleneck(&self) -> &'static str {
         let parts = [
             ("preprocess", self.cores.unwrap_or(0.0)),
@@ -158,10 +158,10 @@ fn servers_for(rate: f64, seconds: f64) -> usize {
     (rate * seconds - ROUNDING).ceil().max(1.0) as usize
 }
 
-/// The processes of a job with a rate, or the rate of the processes that are named.
+/// The processes that a rate needs, or the rate of the given processes.
 ///
 /// # Errors
-/// If there is nothing to start from.
+/// If neither a rate nor processes are given.
 pub(crate) fn plan_job(args: &PlanArgs, known: &Known) -> Result<JobPlan> {
     let service = &known.service;
     let max_batch = args.max_batch.map_or_else(|| service.fastest(), Into::into);
@@ -217,14 +217,14 @@ pub(crate) fn plan_job(args: &PlanArgs, known: &Known) -> Result<JobPlan> {
     })
 }
 
-/// What more of a part gives a job, if nothing else holds it up.
+/// How the rate scales with each part, if nothing else limits it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Scale {
-    /// By the number of cores that prepare, with enough devices behind them.
+    /// By preprocess cores, with enough devices.
     pub(crate) by_cores: Vec<Line>,
-    /// By the number of devices, with enough cores before them.
+    /// By devices, with enough preprocess cores.
     pub(crate) by_devices: Vec<Line>,
-    /// Tensors a second at which one stream is full.
+    /// Tensors per second that saturate one stream.
     pub(crate) stream_is_full_at: Option<f64>,
 }
 
@@ -238,9 +238,9 @@ pub(crate) struct Line {
     pub(crate) local: f64,
     /// Through one stream.
     pub(crate) one_stream: Option<f64>,
-    /// Streams with which the broker does not hold it up.
+    /// Streams with which the broker is not the bottleneck.
     pub(crate) streams: Option<usize>,
-    /// Bytes a second that tensors move over the network then.
+    /// Bytes per second of tensors on the network then.
     pub(crate) broker_bytes_per_second: Option<f64>,
 }
 

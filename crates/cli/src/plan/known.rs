@@ -1,4 +1,4 @@
-//! What a plan is made of: times and sizes, measured or given.
+//! The inputs of a plan: times and sizes, measured or given.
 
 use anyhow::{Result, bail};
 
@@ -6,28 +6,28 @@ use super::service::Service;
 use crate::args::{PlanArgs, PlanHop};
 use crate::bench::Measures;
 
-/// Times and sizes of a pipeline's parts.
+/// Times and sizes of the parts of a pipeline.
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
     pub(crate) service: Service,
-    /// Seconds that an image takes in addition.
+    /// Fixed overhead of an image in seconds.
     pub(crate) other: f64,
-    /// Seconds of a core for an image.
+    /// Core seconds of preprocessing per image.
     pub(crate) prepare: Option<f64>,
     pub(crate) tensor_bytes: Option<f64>,
     pub(crate) image_bytes: Option<f64>,
-    /// Tensors a second that a stream carries.
+    /// Tensors per second that a stream carries.
     pub(crate) broker: Option<f64>,
     pub(crate) hop: PlanHop,
-    /// Sessions in a process.
+    /// Sessions per process.
     pub(crate) instances_each: usize,
 }
 
 impl Known {
-    /// What the arguments give stands above what was measured.
+    /// Arguments override measurements.
     ///
     /// # Errors
-    /// If the measures cannot be read, or hold no time of the model.
+    /// If the measurements cannot be read, or have no batch times of the model.
     pub(crate) fn of(args: &PlanArgs) -> Result<Self> {
         let measured = args.from.as_deref().map(Measures::read).transpose()?;
         let measured = measured.as_ref();
@@ -42,7 +42,7 @@ impl Known {
         let largest = service.largest();
         if args.max_batch.is_some_and(|batch| batch.get() > largest) {
             bail!(
-                "--max-batch: no time of a batch above {largest} is known; give it with --service, or measure it with trommel bench --batches"
+                "--max-batch: no batch above {largest} was measured; give its time with --service, or measure it with trommel bench --batches"
             );
         }
         let prepare = || {
@@ -76,7 +76,7 @@ impl Known {
         })
     }
 
-    /// What is not known, and what the plan lacks for it.
+    /// The parts of the plan that are missing, and the flag that supplies each.
     pub(crate) fn missing(&self, of_requests: bool) -> Vec<String> {
         let mut missing = Vec::new();
         let mut note = |is_missing: bool, text: &str| {
@@ -86,16 +86,16 @@ impl Known {
         };
         note(
             self.prepare.is_none(),
-            "cores that prepare: name the time of an image with --prepare, or measures with --from",
+            "preprocess cores: give the time of an image with --prepare, or measurements with --from",
         );
         let by_broker = !of_requests && self.hop == PlanHop::Jetstream;
         note(
             by_broker && self.broker.is_none(),
-            "where the broker is full: name what a stream carries with --broker, or measure it with trommel bench --nats",
+            "limit of the broker: give the rate of a stream with --broker, or measure it with trommel bench --nats",
         );
         note(
             by_broker && self.tensor_bytes.is_none(),
-            "bandwidth of the broker: name the size of a tensor with --tensor-bytes",
+            "bandwidth of the broker: give the size of a tensor with --tensor-bytes",
         );
         missing
     }

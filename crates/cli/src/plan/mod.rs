@@ -1,4 +1,4 @@
-//! `trommel plan`: what a rate and a time of answer take, before anything is run.
+//! `trommel plan`: the resources that a rate and a latency need, before anything runs.
 
 mod fleet;
 mod known;
@@ -23,21 +23,21 @@ use crate::exit::{Exit, Usage};
 pub(crate) use self::random::Random;
 pub(crate) use self::service::{Service, seconds_argument};
 
-/// What the command says.
+/// The output of the command.
 #[derive(Debug, Serialize)]
 struct Plan {
-    /// Of requests, where a time of answer was named.
+    /// For requests, if a latency was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     requests: Option<RequestPlan>,
-    /// Of a job.
+    /// For a job.
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobPlan>,
-    /// What more cores and more devices give a job.
+    /// How a job scales with cores and devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     scale: Option<Scale>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<CostOfPlan>,
-    /// What was not known, and what the plan lacks for it.
+    /// Missing inputs, and what the plan leaves out without them.
     missing: Vec<String>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// `None` when nothing keeps the time; what was tried has been said.
+/// `None` if no plan meets the latency; the reason has been printed.
 fn plan(args: &PlanArgs, known: &Known) -> Result<Option<Plan>> {
     let prices = &args.prices.prices;
     let scale = known.prepare.map(|prepare| Scale::of(known, prepare));
@@ -110,7 +110,7 @@ fn plan(args: &PlanArgs, known: &Known) -> Result<Option<Plan>> {
     }
 }
 
-/// Refuses what only one kind of plan has a use for.
+/// Rejects arguments that the other kind of plan uses.
 fn refuse(is_given: bool, flag: &str, why: &str) -> Result<()> {
     if is_given {
         bail!("{flag} {why}");

@@ -1,4 +1,4 @@
-//! Random numbers that are the same everywhere and in every version, for models that are to be repeated.
+//! Random numbers that are the same on every machine and in every version, for repeatable simulations.
 
 /// SplitMix64 (Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014).
 #[derive(Debug, Clone)]
@@ -17,12 +17,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Evenly distributed, above 0 and up to 1.
+    /// Uniform in (0, 1].
     pub(crate) fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially distributed, 1 on average.
+    /// Exponential with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         -self.uniform().ln()
     }

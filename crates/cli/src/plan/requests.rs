@@ -1,4 +1,4 @@
-//! Settings and replicas with which requests are answered in time.
+//! Settings and replicas that meet a latency target.
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -10,24 +10,24 @@ use super::simulate::{Arrivals, Outcome, SATURATED, Station, System, simulate};
 use crate::args::{ArrivalArg, PlanArgs, PlanHop};
 use crate::bench::Spread;
 
-/// Images simulated for a choice.
+/// Images simulated per candidate.
 const TRIED: usize = 10_000;
-/// Images simulated for the figures that are shown.
+/// Images simulated for the figures in the output.
 const SHOWN: usize = 200_000;
-/// Differences below this share are noise of the simulation: the smaller batch is chosen then.
+/// Smaller differences, as a share, are simulation noise: the smaller batch wins.
 const NOISE: f64 = 0.03;
-/// Waits that are tried, in milliseconds.
+/// Candidate waits in milliseconds.
 const WAITS: [f64; 14] = [
     1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 200.0,
 ];
-/// Sessions beyond which none are tried.
+/// Most sessions to try.
 const MOST_INSTANCES: usize = 4096;
 
-/// What is asked for.
+/// The target.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     rate: Option<f64>,
-    /// Seconds within which 95 % are answered.
+    /// 95th percentile of the latency in seconds.
     p95: f64,
     constant: bool,
     instances: Option<usize>,
@@ -39,12 +39,12 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     /// # Errors
-    /// If neither a rate nor the sessions are named, or what requests have no use for is.
+    /// If neither a rate nor sessions are given, or an argument does not apply to requests.
     pub(crate) fn of(args: &PlanArgs, p95: f64) -> Result<Self> {
         if args.rate.is_none() && args.instances.is_none() {
             bail!("give a rate with --rate, or a number of sessions with --instances");
         }
-        let why = "is for jobs, and requests use no stream; leave out --p95";
+        let why = "applies to jobs only, as requests use no stream; leave out --p95";
         refuse(args.streams.is_some(), "--streams", why)?;
         refuse(args.hop == PlanHop::Local, "--hop local", why)?;
         Ok(Self {
@@ -67,45 +67,45 @@ impl Wanted {
     }
 }
 
-/// How requests are answered in time.
+/// A plan that meets the latency target.
 #[derive(Debug, Serialize)]
 pub(crate) struct RequestPlan {
-    /// Images a second.
+    /// Images per second.
     pub(crate) rate: f64,
     pub(crate) p95_wanted_milliseconds: f64,
     pub(crate) max_batch: usize,
     pub(crate) max_wait_milliseconds: f64,
     #[serde(flatten)]
     pub(crate) fleet: Fleet,
-    /// Images in a batch on average.
+    /// Mean batch size.
     pub(crate) mean_batch: f64,
     /// How busy the sessions are, 0 to 1.
     pub(crate) busy: f64,
-    /// How busy the cores that prepare are, 0 to 1.
+    /// How busy the preprocess cores are, 0 to 1.
     pub(crate) cores_busy: Option<f64>,
     /// From the arrival of a request to its answer.
     pub(crate) milliseconds: Spread,
-    /// Requests in flight on average.
+    /// Mean number of requests in flight.
     pub(crate) in_flight: f64,
-    /// Requests in flight beyond which further ones would be answered too late.
+    /// Most requests in flight that still meet the target.
     pub(crate) in_flight_cap: usize,
-    /// Images a second that the sessions compute in full batches.
+    /// Images per second of all sessions with full batches.
     pub(crate) capacity: f64,
-    /// Images a second up to which these settings keep the time.
+    /// Highest rate in images per second at which these settings meet the target.
     pub(crate) holds_up_to: f64,
 }
 
-/// A batch and a wait.
+/// A candidate: a batch and a wait.
 #[derive(Debug, Clone, Copy)]
 struct Choice {
     max_batch: usize,
     max_wait: f64,
 }
 
-/// Looks for the fewest sessions, and for them for the batch and the wait of the shortest 95th percentile.
+/// Finds the fewest sessions that meet the target, and for them the batch and wait with the lowest 95th percentile.
 ///
 /// # Errors
-/// Why nothing that was tried keeps the time.
+/// Why no candidate meets the target.
 pub(crate) fn plan(wanted: &Wanted, known: &Known) -> Result<RequestPlan> {
     let least = known.service.seconds(1) + known.other + known.prepare.unwrap_or(0.0);
     if least > wanted.p95 {
@@ -136,12 +136,12 @@ pub(crate) fn plan(wanted: &Wanted, known: &Known) -> Result<RequestPlan> {
         Some(instances) => {
             let most = instances as f64 * best;
             bail!(
-                "with {instances} sessions, 95 % of {rate} images a second are not answered within {:.0} ms; in full batches they compute {most:.1} a second",
+                "95 % of {rate} images/s are not answered within {:.0} ms with --instances {instances}; the limit with full batches is {most:.1}/s",
                 1e3 * wanted.p95
             )
         }
         None => bail!(
-            "no number of sessions up to {MOST_INSTANCES} answers 95 % within {:.0} ms",
+            "even {MOST_INSTANCES} sessions do not answer 95 % within {:.0} ms",
             1e3 * wanted.p95
         ),
     }
@@ -165,14 +165,14 @@ fn system<'a>(known: &'a Known, instances: usize, choice: Choice) -> System<'a> 
     }
 }
 
-/// The choices that keep the time, the best one first.
+/// The candidates that meet the target, best first.
 fn choices(wanted: &Wanted, known: &Known, instances: usize, rate: f64) -> Vec<Choice> {
     let mut found: Vec<(f64, Choice)> = Vec::new();
     for choice in all_choices(wanted, known) {
         if rate >= SATURATED * instances as f64 * known.service.rate(choice.max_batch) {
             continue;
         }
-        // Cores are chosen later; until then they are a delay.
+        // Cores are chosen later; until then preprocessing is a fixed delay.
         let mut system = system(known, instances, choice);
         system.other += known.prepare.unwrap_or(0.0);
         let seen = simulate(&system, wanted.arrivals(rate), TRIED, wanted.seed);
@@ -214,7 +214,7 @@ fn all_choices(wanted: &Wanted, known: &Known) -> Vec<Choice> {
     all
 }
 
-/// Adds the fewest cores with which a choice keeps the time, if any number does.
+/// Adds the fewest cores with which a candidate meets the target, if any number does.
 fn settle(
     wanted: &Wanted,
     known: &Known,
@@ -239,7 +239,7 @@ fn settle(
     })
 }
 
-/// The figures of a choice, if it keeps the time.
+/// The figures of a candidate, if it meets the target.
 fn shown(
     wanted: &Wanted,
     known: &Known,
@@ -272,11 +272,11 @@ fn shown(
     Some(figures(wanted, choice, fleet, capacity, low, rate, &seen))
 }
 
-/// The sessions that are named, and as many requests in flight as they answer in time.
+/// The given sessions, with as many requests in flight as they answer in time.
 fn full(wanted: &Wanted, known: &Known) -> Result<RequestPlan> {
     let instances = wanted.instances.unwrap_or(1);
     let max_batch = wanted.max_batch.unwrap_or_else(|| known.service.fastest());
-    // Batches that are always full need no wait; the one named is for when they are not.
+    // Batches that are always full need no wait; the given one applies when they are not.
     let longest = if max_batch == 1 { 0.0 } else { wanted.p95 };
     let choice = Choice {
         max_batch,
@@ -286,7 +286,7 @@ fn full(wanted: &Wanted, known: &Known) -> Result<RequestPlan> {
     let cap = in_flight_cap(capacity, wanted.p95);
     if cap < max_batch {
         bail!(
-            "a batch of {max_batch} has no room among the {cap} images that are answered within {:.0} ms; name a smaller one with --max-batch",
+            "a batch of {max_batch} does not fit: only {cap} images in flight are answered within {:.0} ms; give a smaller one with --max-batch",
             1e3 * wanted.p95
         );
     }
@@ -303,9 +303,9 @@ fn full(wanted: &Wanted, known: &Known) -> Result<RequestPlan> {
     Ok(figures(wanted, choice, fleet, capacity, rate, rate, &seen))
 }
 
-/// Little's law: as many are in flight as are answered in the time that each may take.
+/// Little's law: in flight = rate × latency.
 fn in_flight_cap(capacity: f64, seconds: f64) -> usize {
-    // What is a whole number but for rounding is that number.
+    // Absorbs rounding errors just below a whole number.
     (capacity * seconds + 1e-9).floor().max(1.0) as usize
 }
 

@@ -1,16 +1,16 @@
-//! How long batches take by their size.
+//! The time of a batch by its size.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
-/// Seconds of a batch by its size, for some sizes.
+/// Seconds per batch for the known sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Service(BTreeMap<usize, f64>);
 
 impl Service {
-    /// Of sizes and seconds.
+    /// From pairs of size and seconds.
     ///
     /// # Errors
     /// If `times` is empty, or one of them is invalid.
@@ -18,17 +18,17 @@ impl Service {
         let mut known = BTreeMap::new();
         for (size, seconds) in times {
             if size == 0 {
-                bail!("a batch of 0 images has no time: sizes begin at 1");
+                bail!("a batch of 0 images is invalid; use sizes from 1");
             }
             if !(seconds > 0.0 && seconds.is_finite()) {
-                bail!("b{size}: a batch takes a time above 0");
+                bail!("b{size}: give a time above 0");
             }
             if known.insert(size, seconds).is_some() {
                 bail!("b{size} has two times; give it one");
             }
         }
         if known.is_empty() {
-            bail!("no size of batch has a time; give them as in b1=18,b2=20,b4=24");
+            bail!("no batch times; give them as in b1=18,b2=20,b4=24");
         }
         Ok(Self(known))
     }
@@ -36,11 +36,13 @@ impl Service {
     /// Reads `b1=18,b2=20ms,b4=0.024s`: numbers without a unit are milliseconds.
     ///
     /// # Errors
-    /// Names the part that cannot be read.
+    /// Names the part that is invalid.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut times = Vec::new();
         for part in text.split(',').map(str::trim) {
-            let wrong = || format!("{part:?}: give size and time of a batch as in b4=24 (ms)");
+            let wrong = || {
+                format!("{part:?} is invalid: give the size and time of a batch as in b4=24 (ms)")
+            };
             let (size, time) = part.split_once('=').with_context(wrong)?;
             let size = size.trim().strip_prefix('b').with_context(wrong)?;
             let size = size.parse().with_context(wrong)?;
@@ -49,18 +51,18 @@ impl Service {
         Self::new(times)
     }
 
-    /// The sizes whose times are known, in rising order.
+    /// The known sizes in rising order.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.0.keys().copied()
     }
 
-    /// The largest of them. No larger batch is planned with.
+    /// The largest known size, which is also the largest that a plan uses.
     pub(crate) fn largest(&self) -> usize {
         self.0.last_key_value().map_or(1, |(size, _)| *size)
     }
 
-    /// Seconds of a batch of `images`, at least 1: between two known sizes on the line that joins them,
-    /// below the smallest one as of that, above the largest one in proportion to it.
+    /// Seconds of a batch of `images`, at least 1: interpolated between known sizes, the time of the smallest
+    /// one below it, and in proportion to the largest one above it.
     pub(crate) fn seconds(&self, images: usize) -> f64 {
         let below = self.0.range(..=images).next_back();
         let above = self.0.range(images..).next();
@@ -75,12 +77,12 @@ impl Service {
         }
     }
 
-    /// Images a second of one session with full batches of this size.
+    /// Images per second of one session with full batches of this size.
     pub(crate) fn rate(&self, batch: usize) -> f64 {
         batch as f64 / self.seconds(batch)
     }
 
-    /// The smallest size among those that give the most images a second.
+    /// The smallest size with the highest throughput.
     pub(crate) fn fastest(&self) -> usize {
         let mut best = self.largest();
         for size in self.sizes() {
@@ -100,7 +102,7 @@ impl FromStr for Service {
     }
 }
 
-/// A time in seconds, of a number of milliseconds or a number with a unit.
+/// Seconds, from a number of milliseconds or a number with a unit.
 pub(crate) fn seconds(text: &str) -> Result<f64> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
@@ -113,11 +115,11 @@ pub(crate) fn seconds(text: &str) -> Result<f64> {
     };
     match number.trim().parse::<f64>() {
         Ok(number) if number >= 0.0 && number.is_finite() => Ok(number * unit),
-        _ => bail!("{text:?} is no time: give a number of milliseconds, or one with us, ms or s"),
+        _ => bail!("{text:?} is not a time: give milliseconds, or a number with us, ms or s"),
     }
 }
 
-/// As [`seconds`], for arguments.
+/// [`seconds`] for arguments.
 pub(crate) fn seconds_argument(text: &str) -> Result<f64, String> {
     seconds(text).map_err(|error| format!("{error:#}"))
 }
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused_by_name() {
+    fn invalid_times_are_refused_by_name() {
         for (text, words) in [
             ("", "\"\""),
             ("b1", "\"b1\""),

@@ -1,4 +1,4 @@
-//! A plan as lines for people.
+//! A plan as text.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::requests::RequestPlan;
 use super::{CostOfPlan, Plan};
 use crate::forecast::money;
 
-/// A line: its name, and what there is to say.
+/// A labelled line.
 macro_rules! line {
     ($f:expr, $name:expr, $($words:tt)*) => {
         writeln!($f, "{:<11} {}", $name, format_args!($($words)*))
@@ -30,7 +30,7 @@ impl fmt::Display for Plan {
             line!(
                 f,
                 "cost",
-                "{} an hour, {} for a million images",
+                "{} per hour, {} per million images",
                 money(an_hour),
                 money(a_million_images)
             )?;
@@ -42,7 +42,7 @@ impl fmt::Display for Plan {
             show_scale(f, scale)?;
         }
         for missing in &self.missing {
-            writeln!(f, "not known: {missing}")?;
+            writeln!(f, "unknown: {missing}")?;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ fn show_requests(f: &mut fmt::Formatter<'_>, plan: &RequestPlan) -> fmt::Result 
     line!(f, "holds to", "{:.0}/s", plan.holds_up_to)
 }
 
-/// The settings of `trommel serve` that the plan comes down to.
+/// The settings of `trommel serve` for the plan.
 fn show_settings(f: &mut fmt::Formatter<'_>, plan: &RequestPlan) -> fmt::Result {
     let processes = plan.fleet.infer.max(1);
     let each = plan.fleet.instances.div_ceil(processes);
@@ -173,7 +173,7 @@ fn show_job(f: &mut fmt::Formatter<'_>, plan: &JobPlan) -> fmt::Result {
         line!(
             f,
             "tensors",
-            "{}, to the broker and from it",
+            "{}, to and from the broker",
             bytes_a_second(bytes)
         )?;
     }
@@ -207,7 +207,7 @@ fn show_scale(f: &mut fmt::Formatter<'_>, scale: &Scale) -> fmt::Result {
     if let Some(full) = scale.stream_is_full_at {
         writeln!(
             f,
-            "One stream is full at {full:.0} tensors/s; further ones need a broker each. The local hop sends none."
+            "One stream saturates at {full:.0} tensors/s; each further one needs its own broker. The local hop uses none."
         )?;
     }
     Ok(())

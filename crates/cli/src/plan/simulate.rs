@@ -1,10 +1,10 @@
-//! A discrete-event model of the way of an image: stations, the batch former, and the sessions of a model.
+//! A discrete-event model of the path of an image: stations, the batch former, and the sessions of a model.
 //!
 //! Pure and seeded: the same settings give the same figures on every machine. It forms batches as
-//! `trommel-infer` does: they are ready when they are full, or when the longest wait since their first image has
-//! passed, and grow until a session is free.
+//! `trommel-infer` does: a batch is ready when it is full, or when the longest wait since its first image has
+//! passed, and grows until a session is free.
 //!
-//! It is checked against what is known in closed form. For Poisson arrivals at one server of a fixed time
+//! It is tested against closed forms. For Poisson arrivals at one server of a fixed time
 //! `s` and load `ρ`, the mean wait is `ρs / 2(1 − ρ)` (Pollaczek and Khinchine; Gross, Shortle, Thompson
 //! and Harris, *Fundamentals of Queueing Theory*, 4th edition, section 5.1). For `c` servers of
 //! exponential times it is Erlang's C formula (the same book, section 2.3). The mean number in the system is
@@ -22,26 +22,26 @@ type Time = u64;
 
 const SECOND: f64 = 1e9;
 
-/// How images come.
+/// Arrivals of images.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Arrivals {
-    /// At random and independently of each other, this many a second on average.
+    /// Random and independent, at this mean rate per second.
     Poisson(f64),
-    /// At equal distances, this many a second.
+    /// At equal intervals, at this rate per second.
     Constant(f64),
-    /// This many are in flight at all times: each that is done is followed by another.
+    /// This many in flight at all times: each finished image is replaced at once.
     InFlight(usize),
 }
 
-/// Equal servers with one queue, passed before batches are formed: cores that prepare, streams of a broker.
+/// Identical servers behind one queue, before batches form: preprocess cores, streams of a broker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Station {
     pub(crate) servers: usize,
-    /// Time that one of them takes for an image.
+    /// Service time of an image.
     pub(crate) seconds: f64,
 }
 
-/// What is simulated.
+/// The system to simulate.
 #[derive(Debug, Clone)]
 pub(crate) struct System<'a> {
     pub(crate) service: &'a Service,
@@ -49,39 +49,39 @@ pub(crate) struct System<'a> {
     pub(crate) max_batch: usize,
     /// Longest time in seconds that a batch waits for images after its first.
     pub(crate) max_wait: f64,
-    /// Batches that are computed side by side.
+    /// Batches computed in parallel.
     pub(crate) instances: usize,
-    /// Seconds that every image takes in addition, whatever the load.
+    /// Fixed overhead of an image in seconds, at any load.
     pub(crate) other: f64,
-    /// In the order that they are passed in.
+    /// In order.
     pub(crate) stations: Vec<Station>,
-    /// Whether the time of a batch is exponentially distributed around its mean, not fixed. Only for
-    /// comparison with formulas that assume it.
+    /// Whether batch times are exponentially distributed around their mean instead of fixed. Only for tests
+    /// against formulas that assume it.
     pub(crate) exponential: bool,
 }
 
-/// What a simulation has shown, without its beginning.
+/// The result of a simulation, without its warm-up.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     /// Seconds from arrival to answer, sorted.
     latencies: Vec<f64>,
-    /// Images a second that were answered.
+    /// Throughput in images per second.
     pub(crate) rate: f64,
-    /// Images in a batch on average.
+    /// Mean batch size.
     pub(crate) mean_batch: f64,
     /// How busy the sessions were, 0 to 1.
     pub(crate) busy: f64,
     /// How busy each station was, 0 to 1.
     pub(crate) stations: Vec<f64>,
-    /// Images in the system on average, measured by time.
+    /// Time-weighted mean number of images in the system.
     pub(crate) in_flight: f64,
 }
 
-/// Above this load queues grow as long as images come; what is measured then depends on how long that is.
+/// Above this load queues keep growing, and results depend on the length of the simulation.
 pub(crate) const SATURATED: f64 = 0.985;
 
 impl Outcome {
-    /// The time within which this share of images is answered, in seconds.
+    /// The latency in seconds at this quantile.
     pub(crate) fn percentile(&self, percent: f64) -> f64 {
         let rank = (percent / 100.0 * self.latencies.len() as f64).ceil() as usize;
         self.latencies[rank.clamp(1, self.latencies.len()) - 1]
@@ -91,7 +91,7 @@ impl Outcome {
         self.latencies.iter().sum::<f64>() / self.latencies.len() as f64
     }
 
-    /// Whether sessions and stations keep up with what comes.
+    /// Whether sessions and stations keep up with the arrivals.
     pub(crate) fn keeps_up(&self) -> bool {
         self.busy.max(self.busiest_station()) < SATURATED
     }
@@ -101,15 +101,15 @@ impl Outcome {
     }
 }
 
-/// What happens, and when; of two things at one time the earlier planned one first.
+/// An event and its time; of two at the same time the one scheduled first comes first.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrives,
     /// An image leaves this station.
     Passed(usize, Time),
-    /// An image has waited for others as long as it may.
+    /// The longest wait of an image for its batch is over.
     Due,
-    /// A session has finished a batch of images that came then.
+    /// A session has finished a batch of images with these arrival times.
     Done(Vec<Time>),
 }
 
@@ -122,7 +122,7 @@ struct Run<'a> {
     arrivals: Arrivals,
     to_come: usize,
     stations: Vec<At>,
-    /// Images that wait for a session.
+    /// Images waiting for a session.
     forming: VecDeque<Waiting>,
     free: usize,
     seen: Seen,
@@ -131,11 +131,11 @@ struct Run<'a> {
 /// An image behind the last station.
 struct Waiting {
     came: Time,
-    /// Until when it waits for others.
+    /// The end of its longest wait for a batch.
     due: Time,
 }
 
-/// What happens at a station.
+/// The state of a station.
 #[derive(Default)]
 struct At {
     free: usize,
@@ -144,10 +144,10 @@ struct At {
     busy: f64,
 }
 
-/// What is measured.
+/// The measurements.
 #[derive(Default)]
 struct Seen {
-    /// How many answers are left out at the beginning.
+    /// Answers discarded as warm-up.
     warm_up: usize,
     answered: usize,
     latencies: Vec<f64>,
@@ -162,7 +162,7 @@ struct Seen {
     at: Time,
 }
 
-/// Simulates `images` images, of which the first tenth is left out.
+/// Simulates `images` images and discards the first tenth as warm-up.
 pub(crate) fn simulate(system: &System, arrivals: Arrivals, images: usize, seed: u64) -> Outcome {
     let stations = system.stations.iter().map(|station| At {
         free: station.servers,
@@ -204,7 +204,7 @@ impl Run<'_> {
         self.plan_at(self.in_future(after), event);
     }
 
-    /// The time `after` so many seconds.
+    /// The time this many seconds later.
     fn in_future(&self, after: f64) -> Time {
         self.now + (after * SECOND).round().max(0.0) as Time
     }
@@ -257,7 +257,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets an image into a station, or into the forming batch behind the last one.
+    /// Moves an image into a station, or after the last one into the forming batch.
     fn enter(&mut self, number: usize, came: Time) {
         if let Some(station) = self.stations.get_mut(number) {
             station.queue.push_back(came);
@@ -284,7 +284,7 @@ impl Run<'_> {
         }
     }
 
-    /// Whether there is a batch that a session may take.
+    /// Whether a batch is ready for a session.
     fn is_ready(&self) -> bool {
         let is_due = |first: &Waiting| first.due <= self.now;
         self.forming.len() >= self.system.max_batch || self.forming.front().is_some_and(is_due)
@@ -294,7 +294,7 @@ impl Run<'_> {
         while self.free > 0 && self.is_ready() {
             let size = self.forming.len().min(self.system.max_batch);
             let images: Vec<Time> = self.forming.drain(..size).map(|image| image.came).collect();
-            // Those that are left have a first one of their own.
+            // The remaining images have a first one of their own.
             if let Some(first) = self.forming.front() {
                 self.plan_at(first.due.max(self.now), Event::Due);
             }
@@ -359,7 +359,7 @@ impl Run<'_> {
                 .zip(&self.stations)
                 .map(|(servers, at)| share(at.busy, servers))
                 .collect(),
-            // What an image takes in addition it takes in flight.
+            // The overhead of an image counts as in flight.
             in_flight: area / nanos + rate * self.system.other,
             latencies,
         }

@@ -1,4 +1,4 @@
-//! `trommel tune`: the fastest settings for a model on this machine, found by trying.
+//! `trommel tune`: finds the fastest settings for a model on this machine by trials.
 
 mod search;
 mod show;
@@ -25,10 +25,10 @@ use self::search::{Choice, Measure, choose, search};
 use self::space::Space;
 use self::trials::{Objective, Requests, Trials, Tried, encoded};
 
-/// Images that requests bring at most, by turns.
+/// Most images that requests cycle through.
 const ENCODED: usize = 512;
 
-/// What the command has found.
+/// The result of the command.
 #[derive(Debug, Serialize)]
 struct Found {
     model: String,
@@ -39,17 +39,17 @@ struct Found {
     default: Tuned,
     best: Tuned,
     choice: Choice,
-    /// Where the settings are kept, if they are.
+    /// Where the profile was saved, if it was.
     profile: Option<PathBuf>,
-    /// Settings of a full grid.
+    /// Number of settings in a full grid.
     grid: usize,
-    /// Trials, counted by their share of all images.
+    /// Trials, each weighted by its share of all images.
     spent: f64,
     tried: Vec<Tried>,
 }
 
 impl Found {
-    /// What settings have shown with all images, on average.
+    /// The mean of the full-length trials of these settings.
     fn mean_of(&self, settings: &Tuned) -> Option<Tried> {
         let is_whole = |tried: &&Tried| tried.settings == *settings && tried.share >= 1.0;
         let whole: Vec<&Tried> = self.tried.iter().filter(is_whole).collect();
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &TuneArgs, config: Config, onnxruntime: Option<&Path>) -
     })
 }
 
-/// What is searched, and what is known before.
+/// The search space, and the result as known before the search.
 fn begin(
     opened: &OpenedModel,
     config: &Config,
@@ -160,9 +160,9 @@ fn begin(
     Ok((space, found))
 }
 
-/// Searches, and compares what is found with the defaults.
+/// Searches, and compares the best settings with the defaults.
 fn find(space: &Space, trials: &mut Trials, found: &mut Found) -> Result<()> {
-    // What cannot run at all is an error of its own, and the first trial reads files for all others.
+    // Fails early if nothing can run, and warms the file cache for the trials that follow.
     trials.measure(&found.default, 0.0)?;
     trials.tried.clear();
     found.best = search(space, found.default, trials)?;
@@ -194,7 +194,7 @@ fn objective(args: &TuneArgs) -> (Objective, String) {
     (Objective { prices, requests }, words)
 }
 
-/// Keeps what proved better; else removes what an earlier search has kept, which proved no better either.
+/// Saves settings that proved better; otherwise removes the profile of an earlier search, which did not either.
 fn keep(config: &Config, found: &Found) -> Result<Option<PathBuf>> {
     let Some(path) = TunedProfile::path(&config.infer, &found.model_version) else {
         return Ok(None);

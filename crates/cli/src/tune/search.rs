@@ -1,10 +1,10 @@
-//! Successive halving: all settings of a group are tried with a little of the budget, the best third of them
+//! Successive halving: all settings of a group run with a small share of the budget, the best third of them
 //! with three times as much, and so on (Jamieson and Talwalkar, *Non-stochastic Best Arm Identification and
-//! Hyperparameter Optimization*, AISTATS 2016; the third is that of Li et al., *Hyperband*, JMLR 18, 2018). The
-//! groups follow each other, each around the best of those before, until a round changes nothing.
+//! Hyperparameter Optimization*, AISTATS 2016; the factor of three is from Li et al., *Hyperband*, JMLR 18, 2018). The
+//! groups are searched in turn, each around the best settings so far, until a round changes nothing.
 //!
-//! What is found is compared with the defaults in pairs, by turns, so that what the machine does meanwhile
-//! meets both; a gain inside the noise is refused.
+//! The best settings are compared with the defaults in pairs, in alternating order, so that other load on the
+//! machine affects both; a gain within the noise is rejected.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -12,44 +12,44 @@ use trommel_worker::Tuned;
 
 use super::space::{Group, Space};
 
-/// One in so many settings is kept.
+/// One in this many settings stays in the race.
 const KEPT: usize = 3;
-/// Rounds through the groups at most.
+/// Most rounds through the groups.
 const ROUNDS: usize = 2;
-/// Pairs in which what was found is compared with the defaults.
+/// Pairs of trials that compare the best settings with the defaults.
 const PAIRS: usize = 5;
 /// Student's t for a two-sided interval of 95 % with four degrees of freedom.
 const STUDENT_T: f64 = 2.776;
-/// A gain below this share is not worth a setting.
+/// A smaller gain, as a share, is not worth a profile.
 const LEAST_GAIN: f64 = 0.01;
 
-/// Tries settings.
+/// Runs trials of settings.
 pub(super) trait Measure {
-    /// How good these are, more being better, by this share of the budget; nothing of settings that do not
-    /// run, or do not keep what was asked for.
+    /// The score of these settings, higher being better, in a trial with this share of the budget; `None` if
+    /// they do not run or miss the latency target.
     ///
     /// # Errors
-    /// What other settings would not cure.
+    /// Those that no other settings would avoid.
     fn measure(&mut self, settings: &Tuned, share: f64) -> Result<Option<f64>>;
 }
 
-/// What comes of a search.
+/// The outcome of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Choice {
     /// Nothing better than the defaults was found.
     DefaultsAreBest,
-    /// What was found is no better than the defaults beyond the noise.
+    /// The gain over the defaults is within the noise.
     InsideTheNoise(Gain),
-    /// It is better.
+    /// The gain is above the noise.
     Better(Gain),
-    /// The defaults do not keep what was asked for, and it does.
+    /// The defaults miss the latency target, and the settings that were found meet it.
     OnlyThese,
-    /// Nothing keeps what was asked for.
+    /// Nothing meets the latency target.
     Nothing,
 }
 
-/// By how much better settings are, as a share, and the interval of 95 %.
+/// The gain as a share, with its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Gain {
     pub(super) mean: f64,
@@ -57,7 +57,7 @@ pub(super) struct Gain {
     pub(super) high: f64,
 }
 
-/// The best settings that are found around `start`.
+/// The best settings found, starting from `start`.
 ///
 /// # Errors
 /// As [`Measure::measure`].
@@ -75,7 +75,7 @@ pub(super) fn search(space: &Space, start: Tuned, measure: &mut impl Measure) ->
     Ok(best)
 }
 
-/// The best of some settings; the first ones are kept to the end, and where none will do.
+/// The best of `arms`. The first one stays to the end, and is the answer if none runs.
 fn halve(arms: Vec<Tuned>, measure: &mut impl Measure) -> Result<Tuned> {
     let first = arms[0];
     if arms.len() == 1 {
@@ -108,7 +108,7 @@ fn halve(arms: Vec<Tuned>, measure: &mut impl Measure) -> Result<Tuned> {
     Ok(left[0])
 }
 
-/// The shares of the budget with which so many settings are tried, one after the other.
+/// The shares of the budget for the successive rungs of this many settings.
 fn shares(arms: usize) -> &'static [f64] {
     const ALL: [f64; 3] = [1.0 / 9.0, 1.0 / 3.0, 1.0];
     match arms {
@@ -118,7 +118,7 @@ fn shares(arms: usize) -> &'static [f64] {
     }
 }
 
-/// Compares what was found with the defaults.
+/// Compares the settings that were found with the defaults.
 ///
 /// # Errors
 /// As [`Measure::measure`].
@@ -153,7 +153,7 @@ pub(super) fn choose(default: Tuned, found: Tuned, measure: &mut impl Measure) -
     })
 }
 
-/// Whether a gain is above the noise, by the logarithms of what was measured in pairs.
+/// Whether the gain is above the noise, given the logarithms of the ratios within pairs.
 fn judge(gains: &[f64]) -> Choice {
     let count = gains.len() as f64;
     let mean = gains.iter().sum::<f64>() / count;

@@ -1,4 +1,4 @@
-//! What a search has found: a table for people, and a page with the frontier.
+//! The result of a search as a table, and as a page with the frontier.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ impl fmt::Display for Found {
         )?;
         writeln!(
             f,
-            "{} trials, worth {:.0} with all images; a full grid has {}\n",
+            "{} trials, equivalent to {:.0} of full length; a full grid has {}\n",
             self.tried.len(),
             self.spent,
             self.grid
@@ -38,7 +38,7 @@ impl fmt::Display for Found {
         match &self.profile {
             Some(path) => writeln!(
                 f,
-                "written to {}: classify, serve and workers take it by themselves",
+                "saved to {}; classify, serve and workers use it",
                 path.display()
             ),
             None => Ok(()),
@@ -48,7 +48,7 @@ impl fmt::Display for Found {
 
 fn show(f: &mut fmt::Formatter<'_>, name: &str, tried: Option<Tried>) -> fmt::Result {
     let Some(tried) = tried else {
-        return writeln!(f, "{name:<9} they do not run");
+        return writeln!(f, "{name:<9} cannot run");
     };
     let settings = tried.settings;
     let sessions = format!("{} x {}", settings.instances, settings.intra_threads);
@@ -72,23 +72,22 @@ impl Found {
     fn verdict(&self) -> String {
         let show = |gain: &Gain| {
             let [mean, low, high] = [gain.mean, gain.low, gain.high].map(|share| 1e2 * share);
-            format!("{mean:+.1} %, from {low:+.1} to {high:+.1} % with 95 %")
+            format!("{mean:+.1} %, from {low:+.1} to {high:+.1} % at 95 % confidence")
         };
         match &self.choice {
             Choice::DefaultsAreBest => {
-                "nothing better than the defaults was found: they stay".to_owned()
+                "no settings beat the defaults; the defaults are kept".to_owned()
             }
             Choice::InsideTheNoise(gain) => format!(
-                "what was found is not better beyond the noise ({}): the defaults stay",
+                "the gain is within the noise ({}); the defaults are kept",
                 show(gain)
             ),
             Choice::Better(gain) => format!("{} better than the defaults", show(gain)),
             Choice::OnlyThese => {
-                "the defaults do not keep the time, and what was found does".to_owned()
+                "the defaults miss the latency target; the settings found meet it".to_owned()
             }
             Choice::Nothing => {
-                "nothing that was tried keeps the time: allow more, ask for less, or add \
-                                 machines"
+                "no trial meets the latency target; raise --p95, lower --rate, or add machines"
                     .to_owned()
             }
         }
@@ -97,7 +96,7 @@ impl Found {
     /// The page.
     ///
     /// # Errors
-    /// None that the template has.
+    /// If the template cannot be filled, which a test rules out.
     pub(super) fn page(&self) -> Result<String> {
         fill(
             "trommel tune",
@@ -107,8 +106,8 @@ impl Found {
         )
     }
 
-    /// Images a second over what they take, of what was tried with all images; the line joins those that
-    /// nothing else surpasses in both.
+    /// Throughput over cost for all full-length trials; the line joins those that no other trial beats in
+    /// both.
     fn frontier(&self) -> String {
         let whole = self.tried.iter().filter(|tried| tried.share >= 1.0);
         let points: Vec<_> = whole
@@ -139,16 +138,11 @@ impl Found {
             scattered("defaults", of(&self.default).into_iter().collect()),
             scattered("found", of(&self.best).into_iter().collect()),
         ];
-        curves(
-            "Images a second over what they take",
-            (unit, "1/s"),
-            &all,
-            None,
-        )
+        curves("Throughput over cost", (unit, "1/s"), &all, None)
     }
 }
 
-/// What settings take: money, time of answer, or threads.
+/// The cost of settings: money, latency, or threads.
 fn taken(tried: &Tried) -> f64 {
     let settings = tried.settings;
     let of_model = settings.instances.get() * settings.intra_threads.get();
@@ -157,7 +151,7 @@ fn taken(tried: &Tried) -> f64 {
     tried.cost_of_a_million.or(time).unwrap_or(threads)
 }
 
-/// Points that no other has more than for as little, in rising order.
+/// The points that no other point beats at the same or a lower cost, in rising order.
 fn pareto(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
     let mut most = f64::NEG_INFINITY;

@@ -1,4 +1,4 @@
-//! The settings that are searched.
+//! The search space.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use trommel_worker::Tuned;
 
 use crate::config::Config;
 
-/// Images held for each thread that prepares.
+/// Images in flight per preprocess thread.
 const HELD: [usize; 3] = [2, 4, 8];
 /// Longest waits for a batch, in milliseconds.
 const WAITS: [u64; 3] = [2, 20, 100];
 /// Sessions on a GPU, of one thread each.
 const ON_A_GPU: [usize; 4] = [1, 2, 3, 4];
 
-/// The values that each setting may have. Those that depend on each other stand in pairs.
+/// The values of each setting. Settings that depend on each other are paired.
 #[derive(Debug, Clone)]
 pub(super) struct Space {
     pub(super) batches: Vec<usize>,
-    /// Sessions, and threads in each.
+    /// Sessions, and threads per session.
     pub(super) sessions: Vec<(usize, usize)>,
-    /// Threads that prepare, and images that they hold.
+    /// Preprocess threads, and images in flight.
     pub(super) prepare: Vec<(usize, usize)>,
     pub(super) waits: Vec<Duration>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Space {
 pub(super) enum Group {
     /// Batch, sessions and their threads.
     Model,
-    /// Threads that prepare, and images held.
+    /// Preprocess threads, and images in flight.
     Prepare,
     Wait,
 }
@@ -41,9 +41,9 @@ impl Group {
 }
 
 impl Space {
-    /// What may be searched on this many cores. What is configured stays as it is; `fixed` is the batch of
-    /// a model that runs no other; for requests the wait and the images held are others than for jobs, and
-    /// stay.
+    /// The search space on this many cores. Configured settings stay fixed, and so does the batch of a model
+    /// that accepts only one size (`fixed`). For requests the wait and the images in flight are not searched:
+    /// requests have settings of their own.
     pub(super) fn new(
         config: &Config,
         device: Device,
@@ -84,12 +84,12 @@ impl Space {
         }
     }
 
-    /// How many settings a full grid has.
+    /// The number of settings in a full grid.
     pub(super) fn size(&self) -> usize {
         self.batches.len() * self.sessions.len() * self.prepare.len() * self.waits.len()
     }
 
-    /// `base` first, then all that differ from it in this group.
+    /// `base`, followed by all settings that differ from it in this group only.
     pub(super) fn around(&self, base: &Tuned, group: Group) -> Vec<Tuned> {
         let others: Vec<Tuned> = match group {
             Group::Model => {

@@ -1,4 +1,4 @@
-//! Settings at work: the whole pipeline with a sample, and requests at a rate.
+//! Trials of settings: the whole pipeline on a sample, and requests at a rate.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,32 +20,32 @@ use crate::config::Config;
 use crate::forecast::Spending;
 use crate::model::{self, OpenedModel};
 
-/// Images that are classified at least, however small the share of the budget.
+/// Fewest images of a trial, however small its share of the budget.
 const LEAST_IMAGES: f64 = 32.0;
 
-/// What is aimed at.
+/// The objective of a search.
 #[derive(Debug, Clone)]
 pub(super) struct Objective {
-    /// What things cost; without prices the aim is the most throughput.
+    /// The user's prices; without any, the objective is throughput.
     pub(super) prices: Vec<Price>,
     pub(super) requests: Option<Requests>,
 }
 
-/// Requests that have to be answered in time.
+/// The load of requests and its latency target.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Requests {
     pub(super) p95: Duration,
     pub(super) rate: f64,
-    /// For how long they come with the whole budget.
+    /// Duration of a full-length trial.
     pub(super) time: Duration,
     pub(super) seed: u64,
 }
 
-/// What settings have shown.
+/// The result of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Tried {
     pub(super) settings: Tuned,
-    /// Of the budget, 0 to 1.
+    /// Share of the budget, 0 to 1.
     pub(super) share: f64,
     pub(super) images_per_second: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +53,7 @@ pub(super) struct Tried {
     /// At the user's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cost_of_a_million: Option<f64>,
-    /// Whether requests were answered in time, all of them; true where none were asked for.
+    /// Whether all requests were answered and the latency target was met; true without a target.
     pub(super) keeps: bool,
 }
 
@@ -65,20 +65,20 @@ pub(super) struct Trials<'a> {
     pub(super) rows: RowOptions,
     pub(super) onnxruntime: Option<PathBuf>,
     pub(super) sources: Vec<String>,
-    /// Images of a trial with the whole budget.
+    /// Images of a full-length trial.
     pub(super) images: usize,
-    /// For requests.
+    /// The images that requests send.
     pub(super) encoded: Arc<[Bytes]>,
     pub(super) objective: Objective,
     pub(super) tried: Vec<Tried>,
-    /// Says what is tried, on a terminal.
+    /// Shows the current trial on a terminal.
     pub(super) bar: ProgressBar,
 }
 
 impl Measure for Trials<'_> {
     fn measure(&mut self, settings: &Tuned, share: f64) -> Result<Option<f64>> {
         self.bar.set_message(format!(
-            "trial {}: batches of {}, {} sessions of {} threads, {} threads that prepare",
+            "trial {}: batch {}, {} sessions of {} threads, {} preprocess threads",
             self.tried.len() + 1,
             settings.max_batch,
             settings.instances,
@@ -89,7 +89,7 @@ impl Measure for Trials<'_> {
         let tried = match self.run(settings, share) {
             Ok(tried) => tried,
             Err(error) if does_not_fit(&error) => {
-                tracing::info!("{settings:?} are passed over: {error:#}");
+                tracing::info!("skipping {settings:?}: {error:#}");
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -143,8 +143,8 @@ impl Trials<'_> {
         model::open(&self.dir, config, &self.rows, self.onnxruntime.as_deref())
     }
 
-    /// Answers requests at the rate that was asked for, as `trommel serve` does but for the network. Returns the
-    /// 95th percentile in milliseconds, and whether all were answered.
+    /// Answers requests at the target rate as `trommel serve` would, without the network. Returns the 95th
+    /// percentile in milliseconds, and whether all were answered.
     fn answer(&self, config: &Config, requests: Requests, share: f64) -> Result<(f64, bool)> {
         let opened = self.open(config)?;
         let options = EngineOptions {
@@ -165,7 +165,7 @@ impl Trials<'_> {
                 name,
                 images: Arc::clone(&self.encoded),
             });
-            target.ask(0).await; // threads and memory are there when it counts
+            target.ask(0).await; // warms up threads and memory
             let schedule = Schedule {
                 rate: requests.rate,
                 constant: false,
@@ -179,7 +179,7 @@ impl Trials<'_> {
     }
 }
 
-/// Whether other settings may run where these did not.
+/// Whether other settings may run although these did not.
 fn does_not_fit(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<InferError>();
     error.is_some_and(|error| {
@@ -190,7 +190,7 @@ fn does_not_fit(error: &anyhow::Error) -> bool {
     })
 }
 
-/// The models of this process, asked without a network.
+/// The model of this process, called without a network.
 struct Here {
     answers: Answers,
     name: Arc<str>,
@@ -227,10 +227,10 @@ impl Target for Here {
     }
 }
 
-/// Reads the images that requests bring.
+/// Reads the images that requests send.
 ///
 /// # Errors
-/// If the source cannot be listed, or not one of its images read.
+/// If the source cannot be listed, or none of its images can be read.
 pub(super) fn encoded(
     runtime: &Runtime,
     config: &Config,
@@ -245,6 +245,6 @@ pub(super) fn encoded(
     let limits = crate::bench::fetch_limits(config);
     let reads = config.preprocess.in_flight();
     let fetched = runtime.block_on(crate::bench::fetch(source.as_ref(), limits, reads));
-    let fetched = fetched.context("the images of requests cannot be read")?;
+    let fetched = fetched.context("failed to read the images for the requests")?;
     Ok(fetched.images.into_iter().map(|(_, bytes)| bytes).collect())
 }
