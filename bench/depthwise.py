@@ -1,6 +1,7 @@
 """Writes a model folder with the work of a MobileNet: depthwise and pointwise convolutions, random weights.
 
-Usage: python bench/depthwise.py FOLDER. Input 3 x 224 x 224, 1,000 classes, some 200 million multiplications.
+Usage: python bench/depthwise.py FOLDER [WIDTH]. Input 3 x 224 x 224, 1,000 classes, some 200 million
+multiplications; WIDTH times as many channels take about its square times as many.
 """
 
 import json
@@ -39,10 +40,11 @@ class Graph:
         return self.layer("Relu", name)
 
 
-def main(folder):
+def main(folder, width=1):
     graph = Graph()
-    last, inside = graph.convolution("pixel_values", 3, 16, 3, 2), 16
-    for outside, stride, times in BLOCKS:
+    inside = 16 * width
+    last = graph.convolution("pixel_values", 3, inside, 3, 2)
+    for outside, stride, times in ((width * channels, *more) for channels, *more in BLOCKS):
         for number in range(times):
             last = graph.convolution(last, inside, inside, 3, stride if number == 0 else 1, groups=inside)
             last = graph.convolution(last, inside, outside, 1, 1)
@@ -65,4 +67,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

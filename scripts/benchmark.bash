@@ -30,6 +30,16 @@ need_bench() {
     }
 }
 
+# made NAME SCRIPT ARGUMENT...: the folder "$work/NAME", which a script of bench/ writes once.
+made() {
+    [[ -d $work/$1 ]] && return
+    if [[ ! -d $work/venv ]]; then
+        python3 -m venv "$work/venv"
+        "$work/venv/bin/pip" install --quiet --disable-pip-version-check numpy pillow onnx
+    fi
+    "$work/venv/bin/python" "bench/$2" "$work/$1" "${@:3}"
+}
+
 # large_photos: 120 JPEGs of 4000 x 3000 in "$work/large", made once.
 large_photos() {
     [[ -d $work/large ]] || "$python" bench/make_photos.py "$work/large" 120 4000 3000

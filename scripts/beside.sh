@@ -9,11 +9,9 @@ old=$1 new=$2
 shift 2
 [[ $# -gt 0 ]] || set -- digits photos rows listing fleet
 for what in "$@"; do
-    if [[ $what == photos && ! (-d $work/photos && -d $work/depthwise) ]]; then
-        python3 -m venv "$work/venv"
-        "$work/venv/bin/pip" install --quiet --disable-pip-version-check numpy pillow onnx
-        "$work/venv/bin/python" bench/make_photos.py "$work/photos" 3000 500 375
-        "$work/venv/bin/python" bench/depthwise.py "$work/depthwise"
+    if [[ $what == photos ]]; then
+        made photos make_photos.py 3000 500 375
+        made depthwise depthwise.py
     fi
     taskset --cpu-list "${CORES:-0,1}" .tools/wire-venv/bin/python bench/beside.py "$old" "$new" "$what" "${ROUNDS:-5}"
 done

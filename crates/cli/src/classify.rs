@@ -219,11 +219,15 @@ fn dry_run(
         return Err(anyhow::anyhow!("--price: {problem}").context(Usage));
     }
     let sample = args.source.sample.unwrap_or(u64::MAX).min(DRY_RUN_IMAGES);
-    let options = config.source_options(&JobOptions {
-        sample: Some(sample),
-        ..args.source.job_options()
-    });
-    let source = open_source(&args.sources, &options).context(Usage)?;
+    let settings = config.clone();
+    let open = |sample| {
+        let options = settings.source_options(&JobOptions {
+            sample: Some(sample),
+            ..args.source.job_options()
+        });
+        Ok(open_source(&args.sources, &options)?)
+    };
+    let source = open(sample).context(Usage)?;
     let asked = opened.asked();
     let Started { engine, plan, also } = opened.start(&config).context(Usage)?;
     let (cache, key) = (config.infer.cache.clone(), record.spec_hash.clone());
@@ -237,20 +241,16 @@ fn dry_run(
         config,
         max_failure_rate: None,
     };
-    let progress = Arc::new(Progress::default());
-    let prices = &args.prices.prices;
-    let spending = Spending::new(prices, &job.config, whole.to_s3);
-    let run = Run::of(&job, &progress, Instant::now(), spending);
     let terms = forecast::Terms {
         source: whole.source.as_ref(),
-        prices,
+        open: &open,
+        prices: &args.prices.prices,
         format: whole.destination.map_or(Format::Jsonl, Output::format),
         to_s3: whole.to_s3,
         started: whole.started,
         asked,
     };
-    let busiest = || summary::busiest(&run);
-    let expected = forecast::dry_run(runtime, job, &terms, &progress, busiest, stop)?;
+    let (expected, run) = forecast::dry_run(runtime, job, &terms, stop)?;
     if let Some(cache) = cache {
         forecast::keep(&cache, &key, &expected.forecast());
     }

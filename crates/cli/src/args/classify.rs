@@ -78,8 +78,9 @@ pub(crate) struct ClassifyArgs {
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(crate) max_failure_rate: Option<f64>,
 
-    /// Count the images, classify 512 of them without storing anything, and estimate time (with its
-    /// uncertainty), bytes read and written, and cost of the whole job
+    /// Count the images, classify 512 of them (more if that takes less than a second or two) without
+    /// storing anything, and estimate time (with its uncertainty), bytes read and written, and cost
+    /// of the whole job
     #[arg(long, conflicts_with_all = ["skip_existing", "retry_failed", "fail_on_error"])]
     pub(crate) dry_run: bool,
 

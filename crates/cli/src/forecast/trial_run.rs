@@ -1,4 +1,4 @@
-//! The dry run of `trommel classify`: a sample through all roles, and no row stored.
+//! The dry run of `trommel classify`: a sample passes through all roles, and no row is stored.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,44 +10,81 @@ use tokio_util::sync::CancellationToken;
 use trommel_sink::Format;
 use trommel_source::Source;
 use trommel_types::Price;
-use trommel_worker::{EmbeddedJob, Images, Progress, TrialOutcome, TrialSink};
+use trommel_worker::{EmbeddedJob, Images, Progress, Trial, TrialOutcome, TrialSink};
 
 use super::{Basis, Expected, Spending};
 use crate::model::Asked;
+use crate::summary::{Run, busiest};
 
-/// Longest time that the sample is classified; what is done by then has to do.
+/// Longest time to classify the sample; the forecast uses what is done by then.
 const SAMPLE_FOR: Duration = Duration::from_secs(60);
-/// Longest time that images are counted.
+/// A shorter sample, in seconds, is mostly its beginning, in which caches are cold and queues empty.
+const SHORT: f64 = 1.5;
+/// Seconds that a longer sample is to take, and the most images that it has.
+const LONG: f64 = 3.0;
+const MOST_IMAGES: u64 = 20_000;
+/// Longest time to count the images.
 const COUNT_FOR: Duration = Duration::from_secs(120);
 
 /// What a dry run needs in addition to its job.
 pub(crate) struct Terms<'a> {
     /// The whole source; the job has a sample of it.
     pub(crate) source: &'a dyn Source,
+    /// Opens a sample of this many images.
+    pub(crate) open: &'a dyn Fn(u64) -> Result<Arc<dyn Source>>,
     pub(crate) prices: &'a [Price],
     pub(crate) format: Format,
     pub(crate) to_s3: bool,
     /// When the process began.
     pub(crate) started: Instant,
-    /// How servers are asked, if they are.
+    /// How servers are asked, if the model is a prompt.
     pub(crate) asked: Option<Asked>,
 }
 
-/// Counts the images, classifies the sample that the job has, and says what all of them would take.
+/// Counts the images, classifies the sample, and forecasts the whole job. A sample that takes too little time
+/// is followed by a longer one, which replaces it.
 ///
 /// # Errors
-/// Those of the job; and when the sample held fewer than two images.
+/// Those of the job; and if the sample has fewer than two images.
 pub(crate) fn dry_run(
     runtime: &Runtime,
-    job: EmbeddedJob,
+    mut job: EmbeddedJob,
     terms: &Terms<'_>,
-    progress: &Arc<Progress>,
-    bottleneck: impl FnOnce() -> &'static str,
     stop: &CancellationToken,
-) -> Result<Expected> {
+) -> Result<(Expected, Run)> {
     let startup = terms.started.elapsed().as_secs_f64();
+    let (mut trial, mut run) = sample(runtime, &job, terms, stop)?;
+    let (images, all_counted) = runtime.block_on(count(terms.source))?;
+    if let Some(images) = longer(&trial, images) {
+        job.source = (terms.open)(images)?;
+        (trial, run) = sample(runtime, &job, terms, stop)?;
+    }
+    let basis = Basis {
+        images,
+        all_counted,
+        startup,
+        trial,
+        most_written: terms.asked.as_ref().map(|asked| asked.max_tokens),
+        held: run.spending.held,
+        prices: terms.prices,
+        s3_part_rows: terms.to_s3.then_some(job.config.sink.part_rows.get()),
+        bottleneck: Some(busiest(&run))
+            .filter(|stage| *stage != "none")
+            .map(str::to_owned),
+    };
+    Ok((basis.expected(), run))
+}
+
+/// Classifies the images of the job and stores nothing.
+fn sample(
+    runtime: &Runtime,
+    job: &EmbeddedJob,
+    terms: &Terms<'_>,
+    stop: &CancellationToken,
+) -> Result<(Trial, Run)> {
+    let progress = Arc::new(Progress::default());
     let spending = Spending::new(terms.prices, &job.config, terms.to_s3);
-    let part_rows = job.config.sink.part_rows.get();
+    let run = Run::of(job, &progress, Instant::now(), spending);
     let outcome = TrialOutcome::default();
     let (record, answers) = (job.record.clone(), job.engine.columns());
     let sink = TrialSink::new(record, terms.format, &answers, Arc::clone(&outcome));
@@ -59,12 +96,8 @@ pub(crate) fn dry_run(
             tokio::time::sleep(SAMPLE_FOR).await;
             clock.cancel();
         });
-        let ended = job.into_output(
-            Box::new(sink),
-            Images::Missing,
-            Arc::clone(progress),
-            enough,
-        );
+        let job = job.clone();
+        let ended = job.into_output(Box::new(sink), Images::Missing, progress, enough);
         let ended = ended.await;
         timer.abort();
         ended
@@ -73,30 +106,22 @@ pub(crate) fn dry_run(
     if stop.is_cancelled() {
         bail!("stopped before the sample was classified; nothing is stored");
     }
-    let bottleneck = bottleneck();
     runtime.block_on(sink.finish())?;
     let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(trial) = trial else {
-        bail!("the source has too few images for a forecast; classify them");
-    };
-    let (images, all_counted) = runtime.block_on(count(terms.source))?;
-    let basis = Basis {
-        images,
-        all_counted,
-        startup,
-        trial,
-        most_written: terms.asked.as_ref().map(|asked| asked.max_tokens),
-        held: spending.held,
-        prices: terms.prices,
-        s3_part_rows: terms.to_s3.then_some(part_rows),
-        bottleneck: Some(bottleneck)
-            .filter(|stage| *stage != "none")
-            .map(str::to_owned),
-    };
-    Ok(basis.expected())
+    match trial {
+        Some(trial) => Ok((trial, run)),
+        None => bail!("the source has too few images for a forecast; classify them"),
+    }
 }
 
-/// The images of a source, and whether that is all of them or time ran out.
+/// Images of a longer sample, if this one was too short and the source has many more.
+fn longer(trial: &Trial, images: u64) -> Option<u64> {
+    let short = trial.images as f64 * trial.seconds_each < SHORT;
+    let wanted = (LONG / trial.seconds_each) as u64;
+    (short && images >= 2 * trial.images).then(|| wanted.min(images).min(MOST_IMAGES))
+}
+
+/// The number of images of a source, and whether all were counted in time.
 async fn count(source: &dyn Source) -> Result<(u64, bool)> {
     let deadline = tokio::time::Instant::now() + COUNT_FOR;
     let (mut listing, mut images) = (source.list(), 0);
@@ -108,5 +133,36 @@ async fn count(source: &dyn Source) -> Result<(u64, bool)> {
             }
             ended => return Ok((images, ended.is_ok())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_sample_is_followed_by_one_of_seconds() {
+        let trial = |seconds_each| Trial {
+            images: 512,
+            seconds_each,
+            plus_or_minus: None,
+            image_bytes: 1.0,
+            row_bytes: 1.0,
+            from_s3: 0.0,
+            tokens: None,
+        };
+        assert_eq!(longer(&trial(0.001), 1_000_000), Some(3000));
+        assert_eq!(
+            longer(&trial(0.001), 2000),
+            Some(2000),
+            "no more than there are"
+        );
+        assert_eq!(longer(&trial(0.00001), 1_000_000), Some(MOST_IMAGES));
+        assert_eq!(
+            longer(&trial(0.001), 1023),
+            None,
+            "the job itself is as short"
+        );
+        assert_eq!(longer(&trial(0.003), 1_000_000), None);
     }
 }
