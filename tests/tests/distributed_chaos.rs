@@ -166,6 +166,38 @@ fn bury_and_wake(cluster: &mut Cluster, server: &S3Server, zombie: usize, id: &s
     let_go(server);
 }
 
+/// Rows that the sinks of a job hold and have not committed.
+fn held(cluster: &Cluster, id: &str) -> u64 {
+    let shown = cluster.command(["jobs", "show", id, "--json"]).run();
+    let status: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+    let models = status["models"].as_array().into_iter().flatten();
+    models.filter_map(|model| model["pending"].as_u64()).sum()
+}
+
+#[test]
+fn rows_of_a_killed_sink_do_not_wait_for_their_ack_deadline() {
+    let (folder, server) = (Folder::with_digits(IMAGES), S3Server::start());
+    upload(&folder, &server);
+    server.slow_down_images(Duration::from_millis(50));
+    let mut cluster = Cluster::new()
+        .s3(&server)
+        .env("TROMMEL_BROKER__ACK_WAIT", "10m");
+    for role in ["ingest", "preprocess", "infer"] {
+        cluster.start(role, &[]);
+    }
+    let doomed = cluster.start_with("sink", &[], &[("TROMMEL_SINK__PART_INTERVAL", "10m")]);
+    cluster.await_ready();
+    let waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "held");
+    let holds = || Some(()).filter(|()| held(&cluster, "held") > 0);
+    cluster.eventually("the sink holds rows", holds);
+    cluster.kill(doomed);
+    assert_eq!(cluster.progress("held"), ("running".to_owned(), 0));
+    cluster.start("sink", &[]);
+    let_go(&server);
+    assert_ends_well(&cluster, "held", waiting);
+    assert_complete(&server.path("photos", "rows"));
+}
+
 /// A sink in a bucket is considered dead and comes back.
 fn wake_the_dead(ignore_preconditions: bool) {
     let folder = Folder::with_digits(IMAGES);

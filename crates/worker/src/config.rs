@@ -197,7 +197,7 @@ pub struct SinkConfig {
     /// much work. Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub part_interval: Duration,
-    /// Time without a heartbeat after which a sink loses its jobs to another one. Default: `15s`.
+    /// Time without a heartbeat after which a sink loses its jobs to another one. Default: `8s`.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
     /// Time that a job waits for an output that rejects writes before it ends as failed. Default:
@@ -214,7 +214,7 @@ impl Default for SinkConfig {
             part_rows: NonZeroUsize::new(20_000).expect("20,000 is not 0"),
             part_bytes: NonZeroUsize::new(64 << 20).expect("64 MiB are not 0"),
             part_interval: Duration::from_secs(5),
-            lease: Duration::from_secs(15),
+            lease: Duration::from_secs(8),
             patience: Duration::from_secs(1800),
             max_jobs: NonZeroUsize::new(64).expect("64 is not 0"),
         }

@@ -44,7 +44,8 @@ pub struct BrokerConfig {
     /// Window in which a repeated publish of an id is recognised as a duplicate. Default: `2m`.
     #[serde(with = "humantime_serde")]
     pub duplicate_window: Duration,
-    /// Time a delivery may stay unsettled before it is repeated. Default: `30s`.
+    /// Time a delivery may stay unsettled before it is repeated, which is what its next worker
+    /// waits for after the death of the first. Work that takes longer is extended. Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub ack_wait: Duration,
     /// Timeout of one attempt to connect. Default: `5s`.
@@ -71,7 +72,7 @@ impl Default for BrokerConfig {
             dead_max_bytes: 256 << 20,
             dead_max_age: Duration::from_secs(7 * 24 * 3600),
             duplicate_window: Duration::from_secs(120),
-            ack_wait: Duration::from_secs(30),
+            ack_wait: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             inbox_prefix: "_INBOX".to_owned(),
         }

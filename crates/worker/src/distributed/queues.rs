@@ -16,6 +16,9 @@ use crate::distributed::names::{
 
 /// Deliveries of one consumer that may be unsettled at once, over all workers.
 const MAX_ACK_PENDING: NonZeroU32 = NonZeroU32::new(20_000).expect("20,000 is not 0");
+/// Ack waits that results have. A sink holds a whole part of them and has to extend each one, which costs
+/// the broker a message; nothing waits for them to expire, as the next sink opens a consumer of its own.
+const RESULT_ACK_WAITS: u32 = 6;
 /// Messages that a worker asks for ahead of its work, to hide the round trip.
 const PREFETCH: usize = 16;
 
@@ -150,7 +153,8 @@ fn tensor_spec(subjects: &Subjects) -> QueueSpec<PreparedImage> {
     }
 }
 
-/// Results of a job and model, from infer to its sink.
+/// Results of a job and model, from infer to its sink, which holds their lease. What an earlier holder
+/// did not settle is delivered again at once: its consumer is replaced.
 pub(crate) async fn results_of(
     broker: &Broker,
     subjects: &Subjects,
@@ -165,6 +169,10 @@ pub(crate) async fn results_of(
     let part = u32::try_from(2 * config.sink.part_rows.get()).unwrap_or(u32::MAX);
     consumer.max_ack_pending = consumer.max_ack_pending.saturating_add(part);
     consumer.prefetch = 256;
+    consumer.ack_wait = consumer.ack_wait.saturating_mul(RESULT_ACK_WAITS);
+    broker
+        .delete_consumer(Stream::Results, &consumer.durable)
+        .await?;
     spec.consumer = Some(consumer);
     Ok(Arc::new(broker.queue(spec).await?))
 }
