@@ -2,6 +2,7 @@
 
 mod answers;
 mod columns;
+mod halves;
 mod levels;
 mod parts;
 mod planned;
@@ -335,8 +336,20 @@ fn properties() -> WriterPropertiesBuilder {
     // Values of embeddings repeat nowhere: what would look for repetitions costs readers more time
     // than it spares them bytes.
     let embedding = || ColumnPath::new([EMBEDDING, "list", ELEMENT].map(str::to_owned).to_vec());
+    // Scores hardly ever repeat either: their dictionary would be as long as the column, and is given up
+    // after much work.
+    let score = || ColumnPath::new(vec!["score".to_owned()]);
+    let top_score = || {
+        ColumnPath::new(
+            ["top", "list", ELEMENT, "score"]
+                .map(str::to_owned)
+                .to_vec(),
+        )
+    };
     WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .set_column_dictionary_enabled(score(), false)
+        .set_column_dictionary_enabled(top_score(), false)
         .set_column_compression(embedding(), Compression::UNCOMPRESSED)
         .set_column_dictionary_enabled(embedding(), false)
         .set_column_statistics_enabled(embedding(), EnabledStatistics::None)

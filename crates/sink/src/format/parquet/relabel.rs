@@ -271,16 +271,17 @@ impl<R: Again> Reading<'_, R> {
         let vectors = Vectors::open(&self.input, &self.metadata, self.number);
         let mut vectors = vectors.map_err(damaged)?;
         let width = classes.width();
-        let mut block = Vec::with_capacity(BLOCK * width);
+        let mut block = vec![0.0; BLOCK * width];
+        let mut filled = 0;
         let uri = |row: usize| {
             let uri = rows.texts("uri").nth(row).flatten();
             uri.unwrap_or_default().to_owned()
         };
         for (row, is_ok) in is_ok.iter().enumerate() {
-            let begin = block.len();
-            match (is_ok, vectors.next(&mut block).map_err(damaged)?) {
-                (false, _) => block.truncate(begin),
-                (true, Some(found)) if found == width => {}
+            let out = &mut block[filled..filled + width];
+            match (is_ok, vectors.next(out).map_err(damaged)?) {
+                (false, _) => continue,
+                (true, Some(found)) if found == width => filled += width,
                 (true, Some(found)) => {
                     return Err(RelabelError::Width {
                         uri: uri(row),
@@ -289,12 +290,12 @@ impl<R: Again> Reading<'_, R> {
                 }
                 (true, None) => return Err(RelabelError::NoEmbedding { uri: uri(row) }),
             }
-            if block.len() >= BLOCK * width {
+            if filled == block.len() {
                 classes.answer(&block, answers);
-                block.clear();
+                filled = 0;
             }
         }
-        classes.answer(&block, answers);
+        classes.answer(&block[..filled], answers);
         debug_assert_eq!(
             answers.len(),
             is_ok.iter().filter(|is_ok| **is_ok).count(),

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 use parquet::basic::{Encoding, Type};
 use parquet::column::page::{Page, PageReader};
@@ -13,6 +12,7 @@ use parquet::file::metadata::ParquetMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescriptor;
 
+use super::halves::widen;
 use super::levels::{levels, taken};
 use super::relabel::{Again, columns};
 use super::{EMBEDDING, Floats, floats};
@@ -44,9 +44,9 @@ impl Vectors {
         }
     }
 
-    /// Adds the values of the next row to `out`, and returns how many there are; `None` of a row without
-    /// an embedding.
-    pub(super) fn next(&mut self, out: &mut Vec<f32>) -> Result<Option<usize>, ParquetError> {
+    /// Writes the values of the next row to `out`, and returns how many there are; `None` of a row without
+    /// an embedding. Of a row of another length than `out` what is written has no meaning.
+    pub(super) fn next(&mut self, out: &mut [f32]) -> Result<Option<usize>, ParquetError> {
         match self {
             Self::Pages(pages) => pages.next(out),
             Self::Decoded(decoded) => decoded.next(out),
@@ -100,7 +100,6 @@ pub(super) struct Pages {
     next: usize,
     /// Values before the first row that begins in this page, which are of the one before.
     continued: usize,
-    halves: Vec<f16>,
 }
 
 impl Pages {
@@ -132,11 +131,10 @@ impl Pages {
             rows: Vec::new(),
             next: 0,
             continued: 0,
-            halves: Vec::new(),
         }))
     }
 
-    fn next(&mut self, out: &mut Vec<f32>) -> Result<Option<usize>, ParquetError> {
+    fn next(&mut self, out: &mut [f32]) -> Result<Option<usize>, ParquetError> {
         while self.next == self.rows.len() {
             if !self.load()? {
                 return Err(ParquetError::EOF(
@@ -158,13 +156,14 @@ impl Pages {
         // Some writers cut pages within a row.
         while self.next == self.rows.len() && self.load()? {
             let continued = std::mem::take(&mut self.continued);
-            self.take(continued, out)?;
+            self.take(continued, out.get_mut(count..).unwrap_or_default())?;
             count += continued;
         }
         Ok(Some(count))
     }
 
-    fn take(&mut self, count: usize, out: &mut Vec<f32>) -> Result<(), ParquetError> {
+    /// Takes `count` values off the page, of which `out` receives those that it has room for.
+    fn take(&mut self, count: usize, out: &mut [f32]) -> Result<(), ParquetError> {
         let bytes = count * self.kind.bytes();
         if self.values.len() < bytes {
             return Err(ParquetError::EOF(
@@ -172,22 +171,14 @@ impl Pages {
             ));
         }
         let values = self.values.split_to(bytes);
-        let begin = out.len();
+        let kept = count.min(out.len());
         match self.kind {
-            Kind::Half => {
-                let halves = values
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|half| f16::from_le_bytes(*half));
-                self.halves.clear();
-                self.halves.extend(halves);
-                out.resize(begin + count, 0.0);
-                self.halves.convert_to_f32_slice(&mut out[begin..]);
-            }
+            Kind::Half => widen(&values.as_chunks().0[..kept], &mut out[..kept]),
             Kind::Single => {
                 let singles = values.as_chunks().0.iter();
-                out.extend(singles.map(|single| f32::from_le_bytes(*single)));
+                for (out, single) in out.iter_mut().zip(singles) {
+                    *out = f32::from_le_bytes(*single);
+                }
             }
         }
         Ok(())
@@ -299,7 +290,7 @@ pub(super) struct Decoded {
 }
 
 impl Decoded {
-    fn next(&mut self, out: &mut Vec<f32>) -> Result<Option<usize>, ParquetError> {
+    fn next(&mut self, out: &mut [f32]) -> Result<Option<usize>, ParquetError> {
         loop {
             if let Some((floats, next)) = &mut self.rows
                 && *next < floats.rows.len()
@@ -307,7 +298,9 @@ impl Decoded {
                 let row = floats.row(*next);
                 *next += 1;
                 return Ok(row.map(|values| {
-                    out.extend_from_slice(&values);
+                    for (out, value) in out.iter_mut().zip(&*values) {
+                        *out = *value;
+                    }
                     values.len()
                 }));
             }
