@@ -1,9 +1,10 @@
 """Whether Trommel's labels and embeddings of models with two towers are those of Transformers.
 
 Usage: python bench/towers.py TROMMEL WORK_FOLDER
-CLIP and SigLIP (whose fixed-resolution SigLIP2 is of the same class) with random weights and a tokenizer that is trained here, in both layouts: a file for each
-tower, as models/export.py --embedding writes them, and one graph with both. The reference is Transformers on the
-folder: its zero-shot pipeline's scores, its image features, and its logits for 1,000 odd labels.
+CLIP, SigLIP and SigLIP2 of fixed resolution (SigLIP's class with a tokenizer of its own, which fills up on the left and
+lowers texts) with random weights and a tokenizer that is trained here, in both layouts: a file for each tower, as
+models/export.py --embedding writes them, and one graph with both. The reference is Transformers on the folder: its
+zero-shot pipeline's scores, its image features, and its logits for 1,000 odd labels.
 """
 
 import json
@@ -50,10 +51,36 @@ def train_tokenizer(folder, kind, length):
     return fast
 
 
+def train_siglip2_tokenizer(folder, length):
+    """Gemma's pieces, which spaces and unknown bytes are part of, in the class of SigLIP2."""
+    pieces = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    pieces.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(" ", "▁")])
+    pieces.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)], show_progress=False
+    )
+    pieces.train_from_iterator((Path(__file__).read_text() + " ".join(LABELS) * 20).splitlines(), trainer)
+    model = json.loads(pieces.to_str())["model"]
+    tokenizer = transformers.Siglip2Tokenizer(
+        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], model_max_length=length
+    )
+    tokenizer.save_pretrained(folder)
+    # Checkpoints leave the lowering to the class.
+    path = Path(folder) / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    stored["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    path.write_text(json.dumps(stored))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 def make_model(folder, kind):
     torch.manual_seed(1)
     length = 77 if kind == "CLIP" else 64
-    tokenizer = train_tokenizer(folder, kind, length)
+    if kind == "SigLIP2":
+        tokenizer = train_siglip2_tokenizer(folder, length)
+    else:
+        tokenizer = train_tokenizer(folder, kind, length)
     text = SMALL | {
         "vocab_size": len(tokenizer), "max_position_embeddings": length, "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id,
@@ -184,7 +211,7 @@ def main():
     images = Path(sys.argv[2]) / "towers-images"
     if not images.exists():
         make_images(images)
-    for kind in ["CLIP", "SigLIP"]:
+    for kind in ["CLIP", "SigLIP", "SigLIP2"]:
         check(trommel, work, kind, images)
 
 

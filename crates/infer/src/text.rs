@@ -6,6 +6,7 @@ use std::thread::available_parallelism;
 use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{Session, SessionInputValue};
 use ort::value::Tensor;
+use tokenizers::normalizers::{Lowercase, Sequence};
 use tokenizers::{Tokenizer, TruncationParams};
 use trommel_types::{LabelSet, Shape};
 
@@ -13,7 +14,9 @@ use crate::error::reason;
 use crate::graph::Graph;
 use crate::head::{length, normalize};
 use crate::tensor_info::{Dim, Element, TensorInfo};
-use crate::towers::{COMPARED, Filler, IMAGE_OUTPUTS, Scaling, TEXT_OUTPUTS, TOKENS, TextFiles};
+use crate::towers::{
+    COMPARED, Filler, IMAGE_OUTPUTS, PaddingSide, Scaling, TEXT_OUTPUTS, TOKENS, TextFiles,
+};
 use crate::{InferError, InferErrorKind, Runtime};
 
 /// Texts in a batch.
@@ -34,7 +37,7 @@ pub(crate) struct TextTower {
     session: Session,
     tokenizer: Tokenizer,
     /// The number of the token that fills up.
-    filler: u32,
+    filling: Filling,
     /// The files, as errors name them.
     files: TextFiles,
     inputs: Vec<TextInput>,
@@ -117,11 +120,11 @@ impl TextTower {
                 )));
             }
         };
-        let (tokenizer, filler) = tokenizer(files)?;
+        let (tokenizer, filling) = tokenizer(files)?;
         Ok(Self {
             session,
             tokenizer,
-            filler,
+            filling,
             files: files.clone(),
             inputs: taken,
             output,
@@ -247,7 +250,7 @@ impl TextTower {
         }
         let rows = self.fixed_batch.unwrap_or(texts.len());
         let inputs = self.inputs.iter().map(|input| {
-            let value = input.value(texts, rows, length, self.filler)?;
+            let value = input.value(texts, rows, length, self.filling)?;
             Ok((Cow::Owned(input.name.clone()), value))
         });
         let inputs = inputs.collect::<ort::Result<Vec<_>>>();
@@ -331,7 +334,7 @@ impl TextTower {
             let failed = |error: ort::Error| reason(&error);
             let value: SessionInputValue<'_> = match TextInput::of(input) {
                 Ok(text) => text
-                    .value(&tokens, rows, length, self.filler)
+                    .value(&tokens, rows, length, self.filling)
                     .map_err(failed)?,
                 Err(_) if input.shape.len() == 4 => {
                     let (height, width) = (shape.height as usize, shape.width as usize);
@@ -419,14 +422,14 @@ impl TextInput {
         texts: &[&Tokens],
         rows: usize,
         length: usize,
-        filler: u32,
+        filling: Filling,
     ) -> ort::Result<SessionInputValue<'static>> {
         let values = (0..rows).flat_map(|row| {
             let ids = texts.get(row).map_or(&[][..], |text| &text.ids);
-            (0..length).map(move |place| (ids.get(place).copied(), place))
+            (0..length).map(move |place| (filling.at(place, ids, length), place))
         });
         let values = values.map(|(id, place)| match self.kind {
-            InputKind::Tokens => i64::from(id.unwrap_or(filler)),
+            InputKind::Tokens => i64::from(id.unwrap_or(filling.token)),
             InputKind::Mask => i64::from(id.is_some()),
             InputKind::Positions => place as i64,
             InputKind::Kinds => 0,
@@ -442,8 +445,26 @@ impl TextInput {
     }
 }
 
-/// The tokenizer of the files, which cuts what is too long, and the token that fills up.
-fn tokenizer(files: &TextFiles) -> Result<(Tokenizer, u32), InferError> {
+/// How texts are filled up.
+#[derive(Debug, Clone, Copy)]
+struct Filling {
+    token: u32,
+    side: PaddingSide,
+}
+
+impl Filling {
+    /// The token of a text that stands at a place of `length`; `None` where the text is filled up.
+    fn at(&self, place: usize, ids: &[u32], length: usize) -> Option<u32> {
+        let before = match self.side {
+            PaddingSide::Left => length.saturating_sub(ids.len()),
+            PaddingSide::Right => 0,
+        };
+        ids.get(place.checked_sub(before)?).copied()
+    }
+}
+
+/// The tokenizer of the files, which cuts what is too long, and how texts are filled up.
+fn tokenizer(files: &TextFiles) -> Result<(Tokenizer, Filling), InferError> {
     let failed = |why: &dyn std::fmt::Display| {
         let message = format_args!("{}: {why}", files.tokenizer.display());
         InferError::new(InferErrorKind::ModelConfig, message)
@@ -473,7 +494,19 @@ fn tokenizer(files: &TextFiles) -> Result<(Tokenizer, u32), InferError> {
     tokenizer
         .with_truncation(Some(cut))
         .map_err(|error| failed(&error))?;
-    Ok((tokenizer, filler))
+    if files.lowers {
+        let own = tokenizer.get_normalizer().cloned();
+        let all = [Some(Lowercase.into()), own].into_iter().flatten();
+        tokenizer
+            .with_normalizer(Some(Sequence::new(all.collect())))
+            .map_err(|error| failed(&error))?;
+    }
+    let side = files.padding_side;
+    let filling = Filling {
+        token: filler,
+        side,
+    };
+    Ok((tokenizer, filling))
 }
 
 fn session(runtime: &Runtime, graph: &Graph) -> Result<Session, InferError> {
@@ -538,6 +571,16 @@ fn fit_line(points: &[(f64, f64)]) -> Option<Scaling> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_is_filled_up_on_the_side_of_its_tokenizer() {
+        let places = |side| {
+            let filling = Filling { token: 0, side };
+            [0, 1, 2, 3].map(|place| filling.at(place, &[7, 8], 4))
+        };
+        assert_eq!(places(PaddingSide::Right), [Some(7), Some(8), None, None]);
+        assert_eq!(places(PaddingSide::Left), [None, None, Some(7), Some(8)]);
+    }
 
     #[test]
     fn a_line_is_found_and_nothing_else() {

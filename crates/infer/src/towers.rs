@@ -36,6 +36,10 @@ pub(crate) struct TextFiles {
     pub(crate) max_length: usize,
     /// Whether every text is filled up to that length.
     pub(crate) fills_up: bool,
+    /// On which side.
+    pub(crate) padding_side: PaddingSide,
+    /// Whether texts are lower-cased first, whatever `tokenizer.json` says.
+    pub(crate) lowers: bool,
     /// The text of the token that fills up, or its number.
     pub(crate) filler: Option<Filler>,
     pub(crate) scaling: Option<Scaling>,
@@ -90,6 +94,33 @@ struct TokenizerConfig {
     /// Beyond all numbers where there is no limit.
     model_max_length: Option<f64>,
     pad_token: Option<Token>,
+    padding_side: Option<PaddingSide>,
+    tokenizer_class: Option<String>,
+}
+
+impl TokenizerConfig {
+    /// Whether a class of Transformers reads the tokenizer, in either spelling.
+    fn is(&self, class: &str) -> bool {
+        let found = self.tokenizer_class.as_deref();
+        found.is_some_and(|found| found.trim_end_matches("Fast") == class)
+    }
+
+    /// The side on which texts are filled up: that of the class where the file does not name one.
+    fn side(&self) -> PaddingSide {
+        let is_left = self.is("Siglip2Tokenizer") || self.is("GemmaTokenizer");
+        self.padding_side.unwrap_or(match is_left {
+            true => PaddingSide::Left,
+            false => PaddingSide::Right,
+        })
+    }
+}
+
+/// A side of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PaddingSide {
+    Left,
+    Right,
 }
 
 #[derive(Debug, Deserialize)]
@@ -184,6 +215,16 @@ pub(crate) fn text_files(
     let max_length = max_length.filter(|length| (4..1 << 20).contains(length)).ok_or_else(|| {
         invalid(dir, &"no file gives the most tokens of a text; set max-length in the section [text] of trommel.toml")
     })?;
+    let fills_up = section.fill_up.unwrap_or(is_siglip);
+    let padding_side = tokens.side();
+    if padding_side == PaddingSide::Left && !fills_up {
+        return Err(invalid(
+            dir,
+            &"its tokenizer fills up texts on the left, so that an embedding would depend on the other texts of its batch; set fill-up in the section [text] of trommel.toml, or padding_side in tokenizer_config.json",
+        ));
+    }
+    // Transformers adds it to the tokenizer of this class, also where the file does not have it.
+    let lowers = tokens.is("Siglip2Tokenizer");
     let pad = tokens.pad_token.or(special.pad_token);
     let filler = section.filler.clone().or(pad.map(|token| token.text()));
     let filler = filler.map(Filler::Text);
@@ -196,7 +237,9 @@ pub(crate) fn text_files(
         is_shared,
         tokenizer,
         max_length,
-        fills_up: section.fill_up.unwrap_or(is_siglip),
+        fills_up,
+        padding_side,
+        lowers,
         filler: filler.or(text.pad_token_id.map(Filler::Number)),
         scaling: section.scaling(dir)?,
         activation: text_activation(dir, config, kind)?,

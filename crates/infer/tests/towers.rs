@@ -273,6 +273,10 @@ fn a_folder_that_lacks_something_says_what() {
         assert!(error.contains(words), "{removed}: {error}");
     }
     let dir = copy("clip");
+    let left = "{\"pad_token\": \"<pad>\", \"padding_side\": \"left\"}";
+    std::fs::write(dir.path().join("tokenizer_config.json"), left).unwrap();
+    assert!(of(dir.path()).contains("on the left"), "{}", of(dir.path()));
+    let dir = copy("clip");
     std::fs::write(dir.path().join("tokenizer.json"), "{\"model\": 7}").unwrap();
     assert!(
         of(dir.path()).contains("tokenizer.json"),
@@ -286,6 +290,35 @@ fn a_folder_that_lacks_something_says_what() {
     )
     .unwrap();
     assert!(of(dir.path()).contains("\"[PAD]\""), "{}", of(dir.path()));
+}
+
+#[test]
+fn the_class_of_siglip_2_lowers_texts_whatever_its_tokenizer_does() {
+    let (upper, lower) = (set(&["RED", "Green"], &[]), set(&["red", "green"], &[]));
+    let dir = copy("siglip_both");
+    let tokenizer = dir.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(&tokenizer).unwrap();
+    let plain = text.replace("{\"type\": \"Lowercase\"}", "null");
+    assert_ne!(plain, text);
+    std::fs::write(&tokenizer, plain).unwrap();
+    let logits = |class: &str, set: &LabelSet| {
+        let config = format!(
+            "{{\"model_max_length\": 8, \"pad_token\": \"<pad>\", \"tokenizer_class\": {class:?}}}"
+        );
+        std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+        let texts = Texts::open(&runtime(), dir.path(), SHAPE, None).unwrap();
+        let mut logits = vec![0.0; 2];
+        let head = texts.head(set).unwrap();
+        head.logits(&[0.5, -0.25, 1.0], &mut logits);
+        logits
+    };
+    for class in ["Siglip2Tokenizer", "Siglip2TokenizerFast"] {
+        assert_eq!(logits(class, &upper), logits(class, &lower), "{class}");
+    }
+    assert_ne!(
+        logits("GemmaTokenizer", &upper),
+        logits("GemmaTokenizer", &lower)
+    );
 }
 
 #[test]
