@@ -42,4 +42,5 @@ done
 "$python" -m pip install --quiet --disable-pip-version-check pyarrow==26.0.1
 "$python" bench/fit_peers.py "$trommel"
 "$python" bench/dedup_recall.py "$trommel"
+"$python" bench/dedup_hashes.py "$trommel"
 "$python" bench/towers.py "$trommel" "$work"

@@ -5,12 +5,13 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use trommel_sink::ResultRow;
+use trommel_sink::{ResultRow, read_stored};
 use trommel_storage::testsuite::S3Server;
 use trommel_tests::{
     Cluster, Folder, PIPELINE, Signal, Trommel, assert_code, assert_each_index_once,
     assert_same_rows, digits_model, free_address, get, rows, stderr,
 };
+use trommel_types::Scalar;
 
 /// The rows of the embedded run.
 fn embedded(folder: &Folder) -> Vec<ResultRow> {
@@ -342,6 +343,38 @@ fn one_image_is_decoded_once_for_several_models() {
         let found = rows(&output.join(model));
         assert_same_rows(&found, &expected);
     }
+}
+
+#[test]
+fn perceptual_hashes_come_over_a_broker_as_from_one_process() {
+    let folder = Folder::with_digits(20);
+    std::fs::write(folder.images().join("x.jpg"), "text").unwrap();
+    let cluster = Cluster::with(&PIPELINE);
+    let output = folder.path("rows/");
+    let run = cluster
+        .submit(text(&folder.images()), text(&output))
+        .args(["--phash", "--wait"])
+        .run();
+    cluster.assert_code(&run, 0);
+    let one = folder.path("one.parquet");
+    assert_code(
+        &Trommel::classify(&folder.images(), &one)
+            .arg("--phash")
+            .run(),
+        0,
+    );
+    let hashes = |path: &Path| {
+        let rows = read_stored(path, false).unwrap().map(Result::unwrap);
+        let mut hashes: Vec<_> = rows
+            .map(|row| (row.image.index, row.image.columns))
+            .collect();
+        hashes.sort_by_key(|(index, _)| *index);
+        hashes
+    };
+    let (found, expected) = (hashes(&output), hashes(&one));
+    assert_eq!(found, expected);
+    let hashed = |(_, columns): &&(u64, Vec<Scalar>)| matches!(&columns[..], [Scalar::String(_)]);
+    assert_eq!(found.iter().filter(hashed).count(), 20, "{found:?}");
 }
 
 #[test]

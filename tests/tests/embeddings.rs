@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use trommel_tests::{
     Folder, Trommel, assert_code, assert_each_index_once, assert_same_rows, digits_model, root,
     rows, stderr,
 };
-use trommel_types::{Classification, Outcome};
+use trommel_types::{Classification, Outcome, Scalar};
 
 /// A model of two towers in one file; `crates/infer/tests/models/README.md` says what it computes.
 fn towers() -> PathBuf {
@@ -412,6 +413,86 @@ fn images_that_repeat_others_are_found_in_groups() {
             ("copy/40.jpg", "c/8.jpg"),
             ("copy/41.jpg", "c/8.jpg"),
         ]
+    );
+}
+
+/// The perceptual hashes of rows, by the name of their images.
+fn hashes(results: &Path) -> BTreeMap<String, String> {
+    let rows = stored(results).into_iter().map(|row| {
+        let hash = match row.image.columns.as_slice() {
+            [Scalar::String(hash)] => hash.clone(),
+            other => panic!("{other:?} of {}", row.image.uri),
+        };
+        (row.image.uri.rsplit('/').next().unwrap().to_owned(), hash)
+    });
+    rows.collect()
+}
+
+#[test]
+fn perceptual_hashes_are_a_column_of_every_format_and_find_duplicates_without_embeddings() {
+    let folder = Folder::with_digits(5);
+    let images = folder.images();
+    let first = fs::read_dir(&images)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .min()
+        .unwrap();
+    fs::copy(&first, images.join("zz-copy.jpg")).unwrap();
+    let classify = |name: &str| {
+        let output = folder.path(name);
+        assert_code(&Trommel::classify(&images, &output).arg("--phash").run(), 0);
+        output
+    };
+    let results = classify("rows.parquet");
+    let expected = hashes(&results);
+    assert_eq!(expected.len(), 6);
+    for (name, hash) in &expected {
+        let is_hash = hash.len() == 16 && u64::from_str_radix(hash, 16).is_ok();
+        assert!(is_hash, "{hash} of {name}");
+    }
+    for name in ["rows.jsonl", "rows.csv", "parts"] {
+        assert_eq!(hashes(&classify(name)), expected, "{name}");
+    }
+
+    let dedup =
+        |results: &Path, args: &[&str]| Trommel::new(["dedup"]).arg(results).args(args).run();
+    let found = dedup(&results, &["--distance", "0"]);
+    assert_code(&found, 0);
+    let found = json_lines(&found);
+    let copy = found
+        .iter()
+        .find(|row| row["uri"].as_str().unwrap().ends_with("zz-copy.jpg"));
+    let copy = copy.unwrap();
+    assert!(
+        copy["label"]
+            .as_str()
+            .unwrap()
+            .ends_with(first.file_name().unwrap().to_str().unwrap())
+    );
+    assert_eq!(copy["score"], 1.0);
+    // Without embeddings hashes are compared, a few bits of which may differ.
+    let near = dedup(&results, &[]);
+    assert_code(&near, 0);
+    assert!(json_lines(&near).len() >= found.len());
+
+    let plain = folder.path("plain.parquet");
+    assert_code(&Trommel::classify(&images, &plain).run(), 0);
+    for flags in [&["--distance", "4"][..], &[]] {
+        let refused = dedup(&plain, flags);
+        assert_code(&refused, 2);
+        assert!(stderr(&refused).contains("--phash"), "{}", stderr(&refused));
+    }
+
+    let manifest = folder.path("images.csv");
+    fs::write(&manifest, format!("uri,phash\n{},1\n", first.display())).unwrap();
+    let refused = Trommel::classify(&manifest, &folder.path("taken.parquet"))
+        .arg("--phash")
+        .run();
+    assert_code(&refused, 2);
+    assert!(
+        stderr(&refused).contains("phash already"),
+        "{}",
+        stderr(&refused)
     );
 }
 

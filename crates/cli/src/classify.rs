@@ -55,7 +55,7 @@ pub(crate) fn run(
         model::take_profile(&mut config, dir);
     }
     let opened = open_models(&args, &dirs, &config, &rows, onnxruntime).context(Usage)?;
-    let mut record = record(&args, rows.clone(), source.as_ref(), &opened);
+    let mut record = record(&args, rows.clone(), source.as_ref(), &opened)?;
     record.retry = retry(&args, destination.as_ref()).context(Usage)?;
     let to = args.output.as_deref().unwrap_or_default();
     let to_s3 = to.starts_with("s3://");
@@ -394,13 +394,15 @@ fn record(
     rows: RowOptions,
     source: &dyn Source,
     opened: &OpenedFolder,
-) -> JobRecord {
+) -> Result<JobRecord> {
     let model = JobModel {
         name: opened.name(),
         version: opened.version(),
     };
     let mut answers = BTreeMap::from([(model.name.clone(), opened.columns())]);
     answers.retain(|_, columns| !columns.is_empty());
+    let columns = rows.columns(source.columns());
+    let columns = columns.map_err(|why| anyhow::anyhow!(why).context(Usage))?;
     let spec = JobSpec {
         request: JobRequest {
             id: uuid::Uuid::now_v7().to_string(),
@@ -411,11 +413,11 @@ fn record(
         run: JobRecord::new_run(),
         base: None,
         source: source.describe(),
-        columns: source.columns().to_vec(),
+        columns,
         models: vec![model.clone()],
         answers,
     };
-    trommel_worker::job_record(&spec, &model)
+    Ok(trommel_worker::job_record(&spec, &model))
 }
 
 impl SourceArgs {

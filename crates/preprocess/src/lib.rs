@@ -67,6 +67,7 @@ mod jpeg;
 mod jxl;
 mod kernel;
 mod markers;
+mod phash;
 mod plan;
 mod preparer;
 mod resize;

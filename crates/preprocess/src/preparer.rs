@@ -5,6 +5,7 @@ use trommel_types::{ErrorKind, ImageSize, Mode, Shape};
 use crate::decode::Decoder;
 use crate::geometry::Window;
 use crate::jpeg::Wanted;
+use crate::phash::phash;
 use crate::resize::Scaler;
 use crate::{Plan, PrepareError};
 
@@ -94,6 +95,8 @@ pub struct Prepared {
     pub shape: Shape,
     /// Size of the image as stored, upright.
     pub original: ImageSize,
+    /// The perceptual hash of the pixels, if it was asked for.
+    pub phash: Option<u64>,
 }
 
 /// Prepares one image after another and keeps its buffers between them. One for each thread.
@@ -101,6 +104,7 @@ pub struct Preparer {
     plan: Arc<Plan>,
     limits: Limits,
     mode: Mode,
+    phash: bool,
     decoder: Decoder,
     scaler: Scaler,
     original: Option<ImageSize>,
@@ -116,6 +120,7 @@ impl Preparer {
             plan,
             limits,
             mode: Mode::Exact,
+            phash: false,
             decoder: Decoder::new(),
             scaler: Scaler::new(),
             original: None,
@@ -131,6 +136,11 @@ impl Preparer {
     /// Goes on in another mode.
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
+    }
+
+    /// Goes on with or without perceptual hashes.
+    pub fn set_phash(&mut self, phash: bool) {
+        self.phash = phash;
     }
 
     /// Goes on within other limits.
@@ -223,11 +233,13 @@ impl Preparer {
             "the image was decoded for other plans"
         );
         let (pixels, shape) = self.scaler.run(&source, target, plan);
+        let phash = self.phash.then(|| phash(&pixels, shape));
         let pixels = plan.encoding.encode(pixels, shape)?;
         Ok(Prepared {
             pixels,
             shape,
             original,
+            phash,
         })
     }
 }

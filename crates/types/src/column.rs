@@ -9,6 +9,20 @@ pub struct Column {
     pub kind: ColumnKind,
 }
 
+/// The name of the column of perceptual hashes.
+pub const PHASH: &str = "phash";
+
+impl Column {
+    /// The perceptual hashes of images, as 16 hexadecimal digits: numbers of 64 bits lose digits in many
+    /// readers of JSON.
+    pub fn phash() -> Self {
+        Self {
+            name: PHASH.to_owned(),
+            kind: ColumnKind::String,
+        }
+    }
+}
+
 /// The types a pass-through column may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

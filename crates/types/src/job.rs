@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::message::decode;
 use crate::price::{problem_of_prices, problem_of_token_prices};
 use crate::{
-    DecodeError, EmbeddingType, ErrorKind, FrameRate, LabelSet, Lane, Message, Mode, Price,
-    Reference, WIRE_VERSION,
+    Column, DecodeError, EmbeddingType, ErrorKind, FrameRate, LabelSet, Lane, Message, Mode, PHASH,
+    Price, Reference, WIRE_VERSION,
 };
 
 /// Letters of a job's id at most.
@@ -62,6 +62,9 @@ pub struct RowOptions {
     /// Whether embeddings are scaled to the length 1.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub normalize: bool,
+    /// Whether rows hold the images' perceptual hashes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub phash: bool,
     /// Classes instead of the model's own, for models with a text tower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelSet>,
@@ -89,6 +92,7 @@ impl Default for RowOptions {
             embedding: false,
             embedding_type: EmbeddingType::Float32,
             normalize: false,
+            phash: false,
             labels: None,
             threshold: None,
             thresholds: BTreeMap::new(),
@@ -96,6 +100,26 @@ impl Default for RowOptions {
             reference: Reference::Auto,
             escape_formulas: false,
         }
+    }
+}
+
+impl RowOptions {
+    /// The columns of rows behind those that all rows have: those of the source, then that of the perceptual hash
+    /// if it is asked for.
+    ///
+    /// # Errors
+    /// When the source has a column of its name.
+    pub fn columns(&self, of_source: &[Column]) -> Result<Vec<Column>, String> {
+        let mut columns = of_source.to_vec();
+        if self.phash {
+            if of_source.iter().any(|column| column.name == PHASH) {
+                return Err(format!(
+                    "the source has a column {PHASH} already; rename it, or leave out the perceptual hash"
+                ));
+            }
+            columns.push(Column::phash());
+        }
+        Ok(columns)
     }
 }
 

@@ -50,7 +50,7 @@ mod reference;
 pub mod stage;
 
 pub use classification::{Classification, Failure, ImageSize, Outcome, Scores, TopLabel};
-pub use column::{Column, ColumnKind, Scalar};
+pub use column::{Column, ColumnKind, PHASH, Scalar};
 pub use embedding_type::EmbeddingType;
 pub use error_kind::ErrorKind;
 pub use frame_rate::FrameRate;

@@ -222,6 +222,7 @@ impl EmbeddedJob {
         let plan = JobPlan {
             models: [planned].into(),
             mode: self.rows.mode,
+            phash: self.rows.phash,
             rows: Arc::new(Wanted::from(&self.rows)),
             columns: self.record.columns.len() - self.engine.columns().len(),
             image_deadline: None,

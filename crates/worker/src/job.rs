@@ -60,9 +60,11 @@ pub(crate) struct JobPlan {
     pub(crate) models: Arc<[PlannedModel]>,
     /// How much its tensors may differ from the reference's.
     pub(crate) mode: Mode,
+    /// Whether its rows hold perceptual hashes, in the last of its columns.
+    pub(crate) phash: bool,
     /// What its rows hold.
     pub(crate) rows: Arc<Wanted>,
-    /// Columns of its source.
+    /// Columns of its source, and that of the perceptual hash.
     pub(crate) columns: usize,
     /// Time from the queueing of an image after which it is not worked on any more.
     pub(crate) image_deadline: Option<Duration>,

@@ -11,7 +11,7 @@ use trommel_preprocess::{Limits, Mode, PrepareError, Prepared, Preparer};
 use trommel_queue::Delivery;
 use trommel_source::{FetchLimits, Fetched, Source};
 use trommel_storage::StorageError;
-use trommel_types::{Failure, ImageRef, PreparedImage, Role};
+use trommel_types::{Failure, ImageRef, PreparedImage, Role, Scalar};
 
 use crate::byte_budget::ByteBudget;
 use crate::cpu_pool::{CpuPool, Unfinished};
@@ -71,7 +71,7 @@ impl PreparePool {
             ..self.limits
         };
         let came = Instant::now();
-        let work = prepare_for(bytes, models, mode, limits, progress);
+        let work = prepare_for(bytes, models, mode, false, limits, progress);
         let timed = move |preparer: &mut Option<Preparer>| {
             let begun = Instant::now();
             let prepared = work(preparer);
@@ -85,11 +85,11 @@ impl PreparePool {
     async fn prepare(
         &self,
         bytes: Bytes,
-        models: Arc<[PlannedModel]>,
-        mode: Mode,
+        job: &JobPlan,
         progress: Arc<Progress>,
     ) -> Result<Vec<Result<Prepared, PrepareError>>, TaskError> {
-        let work = prepare_for(bytes, models, mode, self.limits, progress);
+        let models = Arc::clone(&job.models);
+        let work = prepare_for(bytes, models, job.mode, job.phash, self.limits, progress);
         self.outcome(self.threads.run(self.decode_timeout, work).await)
     }
 
@@ -109,6 +109,7 @@ fn prepare_for(
     bytes: Bytes,
     models: Arc<[PlannedModel]>,
     mode: Mode,
+    phash: bool,
     limits: Limits,
     progress: Arc<Progress>,
 ) -> impl FnOnce(&mut Option<Preparer>) -> Result<Vec<Result<Prepared, PrepareError>>, TaskError>
@@ -122,6 +123,7 @@ fn prepare_for(
             preparer.get_or_insert_with(|| Preparer::new(Arc::clone(&first.plan), limits));
         preparer.set_mode(mode);
         preparer.set_limits(limits);
+        preparer.set_phash(phash);
         progress.timed(Task::Decode, || {
             preparer.decode_for(&bytes, models.iter().flat_map(PlannedModel::plans))
         })?;
@@ -224,16 +226,24 @@ async fn prepare_one(
     held.correct(length);
     check_due(due_at)?; // the fetch may have taken long
 
-    let (models, progress) = (Arc::clone(&job.models), Arc::clone(&ctx.progress));
-    let prepared = ctx.pool.prepare(bytes, models, job.mode, progress).await?;
+    let progress = Arc::clone(&ctx.progress);
+    let prepared = ctx.pool.prepare(bytes, job, progress).await?;
     drop(held);
 
     let mut failed = Vec::new();
     for (prepared, model) in prepared.into_iter().zip(&*job.models) {
         let handed_on = match prepared {
             Ok(prepared) => {
+                let mut image = image.without_inline_bytes();
+                if let Some(phash) = prepared.phash {
+                    // Behind the columns of the source, of which a message may hold fewer.
+                    image
+                        .columns
+                        .resize(job.columns.saturating_sub(1), Scalar::Null);
+                    image.columns.push(Scalar::String(format!("{phash:016x}")));
+                }
                 let tensor = PreparedImage {
-                    image: image.without_inline_bytes(),
+                    image,
                     model: Arc::clone(&model.id.name),
                     model_version: Arc::clone(&model.id.version),
                     pixels: prepared.pixels.into(),
@@ -395,6 +405,7 @@ mod tests {
                     plan: JobPlan {
                         models: models.into(),
                         mode: Mode::Exact,
+                        phash: false,
                         rows: Arc::default(),
                         columns: 0,
                         image_deadline: None,

@@ -157,7 +157,7 @@ pub(crate) struct FindArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DedupArgs {
-    /// Results with embeddings: a file, a folder of parts, s3://bucket/prefix, or
+    /// Results with embeddings or perceptual hashes: a file, a folder of parts, s3://bucket/prefix, or
     /// postgres://user@host/database?table=name
     #[arg(value_name = "RESULTS")]
     pub(crate) results: String,
@@ -169,6 +169,16 @@ pub(crate) struct DedupArgs {
     /// Minimum share of such pairs to find
     #[arg(long, value_name = "SHARE", default_value = "0.99", value_parser = score)]
     pub(crate) recall: f32,
+
+    /// Compare perceptual hashes, and count images as duplicates whose hashes differ in at most this
+    /// many of 64 bits (0 to 12). Default where there are no embeddings: 4
+    #[arg(
+        long,
+        value_name = "BITS",
+        value_parser = clap::value_parser!(u32).range(..=12),
+        conflicts_with_all = ["threshold", "recall"]
+    )]
+    pub(crate) distance: Option<u32>,
 
     #[command(flatten)]
     pub(crate) derived: DerivedArgs,

@@ -167,6 +167,10 @@ pub(crate) struct RowArgs {
     #[arg(long, requires = "embedding")]
     pub(crate) normalize: bool,
 
+    /// Add a perceptual hash of the pixels that the model sees to each row, for `trommel dedup`
+    #[arg(long)]
+    pub(crate) phash: bool,
+
     #[command(flatten)]
     pub(crate) labels: LabelArgs,
 
@@ -206,6 +210,7 @@ impl RowArgs {
             embedding: self.embedding.is_some(),
             embedding_type: self.embedding.unwrap_or_default(),
             normalize: self.normalize,
+            phash: self.phash,
             labels: self.labels.read()?,
             threshold: self.threshold,
             thresholds: self.thresholds.iter().cloned().collect(),

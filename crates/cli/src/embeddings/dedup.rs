@@ -1,37 +1,35 @@
 //! `trommel dedup`: which images are the same but for little.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use trommel_infer::normalize;
-use trommel_types::{Classification, TopLabel};
+use trommel_types::{Classification, Outcome, PHASH, Scalar, TopLabel};
 
 use super::derived;
 use super::embedding;
-use super::near::pairs;
+use super::{hamming, near};
 use crate::args::DedupArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::results::Results;
 
 /// Runs the command: rows for the images that have a duplicate, those of a group one after the other, whose
-/// label is the uri of the first of them and whose score is the cosine with the most similar of them.
+/// label is the uri of the first of them and whose score is the similarity with the most similar of them: the
+/// cosine of embeddings, the share of equal bits of hashes.
 ///
 /// # Errors
-/// When the results have no embeddings, or of several models.
+/// When the results have neither embeddings nor hashes, or of several models.
 pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
     let results = Results::open_embedded(&args.results, config)?;
-    let (images, first) = Images::read(&results).context(Usage)?;
-    let groups = images.groups(args.threshold, args.recall);
+    let (images, first) = Images::read(&results, args).context(Usage)?;
+    let groups = images.groups(args);
     let duplicates: usize = groups.iter().map(|group| group.len() - 1).sum();
     let stored = results.stored()?;
-    let options = [
-        ("threshold", args.threshold.to_string()),
-        ("recall", args.recall.to_string()),
-    ];
-    let record = derived::record(&results, &stored, &first, options);
+    let record = derived::record(&results, &stored, &first, images.options(args));
     drop(stored);
     let wanted: HashMap<u64, (usize, usize, f32)> = {
         let places = groups.iter().enumerate().flat_map(|(group, members)| {
@@ -39,7 +37,7 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
             members.map(move |(place, (image, cosine))| (*image, (group, place, *cosine)))
         });
         places
-            .map(|(image, place)| (images.indices[image], place))
+            .map(|(image, place)| (images.indices()[image], place))
             .collect()
     };
     let mut rows: BTreeMap<(usize, usize), Classification> = BTreeMap::new();
@@ -65,7 +63,7 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
     let written = derived::write_labelled(&args.derived, record, config, rows)?;
     let told = format!(
         "trommel: {duplicates} of {} images repeat another one, in {} groups\n",
-        images.indices.len(),
+        images.indices().len(),
         groups.len()
     );
     io::stderr().write_all(told.as_bytes())?;
@@ -73,8 +71,15 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// The embeddings of all images, in memory.
-struct Images {
+/// What is known of all images, in memory.
+enum Images {
+    Embedded(Embedded),
+    Hashed(Hashed),
+}
+
+/// Images with their embeddings.
+#[derive(Default)]
+struct Embedded {
     width: usize,
     /// `f32[n, width]`, each of length 1.
     vectors: Vec<f32>,
@@ -82,80 +87,223 @@ struct Images {
     indices: Vec<u64>,
 }
 
+/// Images with their perceptual hashes.
+#[derive(Default)]
+struct Hashed {
+    hashes: Vec<u64>,
+    /// The row of each.
+    indices: Vec<u64>,
+}
+
 impl Images {
-    fn read(results: &Results) -> Result<(Self, Classification)> {
-        let mut images = Self {
-            width: 0,
-            vectors: Vec::new(),
-            indices: Vec::new(),
-        };
+    /// Reads embeddings, or hashes where there are none or they are asked for.
+    fn read(results: &Results, args: &DedupArgs) -> Result<(Self, Classification)> {
+        let stored = results.stored()?;
+        let hash = stored
+            .columns
+            .iter()
+            .position(|column| column.name == PHASH);
         let mut first: Option<Classification> = None;
-        for row in results.stored()? {
+        // The first row that was classified says whether there are embeddings.
+        let mut has_embeddings = None;
+        for row in stored {
             let row = row?;
-            if let Some(vector) = embedding(&row)? {
-                let known = first
-                    .as_ref()
-                    .map_or(&row.model_version, |first| &first.model_version);
-                if *known != row.model_version
-                    || (images.width != 0 && images.width != vector.len())
-                {
-                    bail!("{results} has embeddings of several models, which cannot be compared");
-                }
-                images.width = vector.len();
-                let start = images.vectors.len();
-                images.vectors.extend_from_slice(vector);
-                normalize(&mut images.vectors[start..]);
-                images.indices.push(row.image.index);
+            if let Outcome::Ok(scores) = &row.outcome {
+                has_embeddings = Some(scores.embedding.is_some());
             }
             first.get_or_insert(row);
+            if has_embeddings.is_some() {
+                break;
+            }
         }
         let first = first.with_context(|| format!("{results} holds no rows"))?;
-        match images.indices.is_empty() {
-            true => bail!("no image of {results} has an embedding: all of them failed"),
+        let by_hash = args.distance.is_some() || has_embeddings == Some(false);
+        let images = match hash.filter(|_| by_hash) {
+            Some(column) => Self::Hashed(Hashed::read(results, column, &first)?),
+            None if args.distance.is_some() => {
+                bail!("{results} has no column {PHASH} to compare: classify with --phash")
+            }
+            None if has_embeddings == Some(false) => bail!(
+                "{results} has neither embeddings nor perceptual hashes: classify with --embedding or --phash"
+            ),
+            None => Self::Embedded(Embedded::read(results, &first)?),
+        };
+        match images.indices().is_empty() {
+            true => bail!("no image of {results} can be compared: all of them failed"),
             false => Ok((images, first)),
         }
+    }
+
+    /// The row of each image.
+    fn indices(&self) -> &[u64] {
+        match self {
+            Self::Embedded(images) => &images.indices,
+            Self::Hashed(images) => &images.indices,
+        }
+    }
+
+    /// What the record of the duplicates says of how they were found.
+    fn options(&self, args: &DedupArgs) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Embedded(_) => vec![
+                ("threshold", args.threshold.to_string()),
+                ("recall", args.recall.to_string()),
+            ],
+            Self::Hashed(_) => vec![("distance", distance(args).to_string())],
+        }
+    }
+
+    fn groups(&self, args: &DedupArgs) -> Vec<Vec<(usize, f32)>> {
+        match self {
+            Self::Embedded(images) => images.groups(args.threshold, args.recall),
+            Self::Hashed(images) => images.groups(distance(args)),
+        }
+    }
+}
+
+/// The bits in which the hashes of duplicates may differ.
+fn distance(args: &DedupArgs) -> u32 {
+    const DEFAULT: u32 = 4;
+    args.distance.unwrap_or(DEFAULT)
+}
+
+/// Refuses a row of another model than the first one's.
+fn check_model(row: &Classification, first: &Classification, results: &Results) -> Result<()> {
+    match row.model_version == first.model_version {
+        true => Ok(()),
+        false => bail!("{results} holds rows of several models, which cannot be compared"),
+    }
+}
+
+impl Embedded {
+    fn read(results: &Results, first: &Classification) -> Result<Self> {
+        let mut images = Self::default();
+        for row in results.stored()? {
+            let row = row?;
+            let Some(vector) = embedding(&row)? else {
+                continue;
+            };
+            check_model(&row, first, results)?;
+            if images.width != 0 && images.width != vector.len() {
+                bail!("{results} has embeddings of several models, which cannot be compared");
+            }
+            images.width = vector.len();
+            let start = images.vectors.len();
+            images.vectors.extend_from_slice(vector);
+            normalize(&mut images.vectors[start..]);
+            images.indices.push(row.image.index);
+        }
+        Ok(images)
     }
 
     /// Images that are the same, by their places, each with its cosine with the most similar one of its
     /// group. The first image of a group stands first.
     fn groups(&self, threshold: f32, recall: f32) -> Vec<Vec<(usize, f32)>> {
         let vector = |place: usize| &self.vectors[place * self.width..][..self.width];
+        let mut groups = Groups::new(self.indices.len());
         // Copies need not be compared, and would be with each other.
-        let mut distinct: HashMap<Vec<u32>, Vec<usize>> = HashMap::new();
+        let mut distinct: HashMap<Vec<u32>, usize> = HashMap::new();
+        let mut firsts = Vec::new();
         for place in 0..self.indices.len() {
             let key = vector(place).iter().map(|value| value.to_bits()).collect();
-            distinct.entry(key).or_default().push(place);
-        }
-        let mut copies: Vec<Vec<usize>> = distinct.into_values().collect();
-        copies.sort_unstable();
-        let firsts: Vec<f32> = copies
-            .iter()
-            .flat_map(|copies| vector(copies[0]).iter().copied())
-            .collect();
-        let mut sets = Sets((0..copies.len()).collect());
-        let mut best = vec![0.0f32; copies.len()];
-        for pair in pairs(&firsts, self.width, threshold, recall) {
-            let (first, second) = pair.places;
-            sets.join(first, second);
-            for place in [first, second] {
-                best[place] = best[place].max(pair.cosine.min(1.0));
+            match distinct.entry(key) {
+                Entry::Occupied(first) => groups.join(*first.get(), place, 1.0),
+                Entry::Vacant(entry) => {
+                    entry.insert(place);
+                    firsts.push(place);
+                }
             }
         }
-        let mut groups: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
-        for (place, copies) in copies.iter().enumerate() {
-            let cosine = if copies.len() > 1 { 1.0 } else { best[place] };
-            let members = copies.iter().map(|copy| (*copy, cosine));
-            groups.entry(sets.of(place)).or_default().extend(members);
-        }
-        let mut groups: Vec<_> = groups
-            .into_values()
-            .filter(|group| group.len() > 1)
+        let vectors: Vec<f32> = firsts
+            .iter()
+            .flat_map(|place| vector(*place))
+            .copied()
             .collect();
-        groups
-            .iter_mut()
-            .for_each(|group| group.sort_unstable_by_key(|(place, _)| *place));
-        groups.sort_unstable_by_key(|group| group[0].0);
-        groups
+        for pair in near::pairs(&vectors, self.width, threshold, recall) {
+            let (first, second) = pair.places;
+            groups.join(firsts[first], firsts[second], pair.cosine.min(1.0));
+        }
+        groups.finish()
+    }
+}
+
+impl Hashed {
+    fn read(results: &Results, column: usize, first: &Classification) -> Result<Self> {
+        let mut images = Self::default();
+        for row in results.stored()? {
+            let row = row?;
+            let hash = match (&row.outcome, row.image.columns.get(column)) {
+                (Outcome::Failed(_), _) => continue,
+                (_, Some(Scalar::String(hash))) => u64::from_str_radix(hash, 16).ok(),
+                _ => None,
+            };
+            let uri = &row.image.uri;
+            let hash = hash.with_context(|| {
+                format!("{PHASH} of {uri} in {results} is not a hash of 16 hexadecimal digits")
+            })?;
+            check_model(&row, first, results)?;
+            images.hashes.push(hash);
+            images.indices.push(row.image.index);
+        }
+        Ok(images)
+    }
+
+    /// The same as [`Embedded::groups`], with the share of equal bits in the place of the cosine.
+    fn groups(&self, distance: u32) -> Vec<Vec<(usize, f32)>> {
+        let mut groups = Groups::new(self.hashes.len());
+        let mut sorted: Vec<(u64, usize)> = self.hashes.iter().copied().zip(0..).collect();
+        sorted.sort_unstable();
+        // Copies need not be compared, and would be with each other.
+        let (mut hashes, mut firsts) = (Vec::new(), Vec::new());
+        for copies in sorted.chunk_by(|a, b| a.0 == b.0) {
+            hashes.push(copies[0].0);
+            firsts.push(copies[0].1);
+            for (_, copy) in &copies[1..] {
+                groups.join(copies[0].1, *copy, 1.0);
+            }
+        }
+        drop(sorted);
+        hamming::pairs(&hashes, distance, |(first, second, apart)| {
+            let equal = (hamming::BITS - apart) as f32 / hamming::BITS as f32;
+            groups.join(firsts[first], firsts[second], equal);
+        });
+        groups.finish()
+    }
+}
+
+/// Images that are joined to groups.
+struct Groups {
+    sets: Sets,
+    /// How similar the most similar other one is.
+    best: Vec<Option<f32>>,
+}
+
+impl Groups {
+    fn new(count: usize) -> Self {
+        Self {
+            sets: Sets((0..count).collect()),
+            best: vec![None; count],
+        }
+    }
+
+    fn join(&mut self, a: usize, b: usize, similarity: f32) {
+        self.sets.join(a, b);
+        for place in [a, b] {
+            let best = &mut self.best[place];
+            *best = Some(best.map_or(similarity, |best| best.max(similarity)));
+        }
+    }
+
+    /// The groups by their first images, with all of their images in order.
+    fn finish(mut self) -> Vec<Vec<(usize, f32)>> {
+        let mut groups: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
+        for (place, best) in self.best.iter().enumerate() {
+            if let Some(best) = best {
+                let group = groups.entry(self.sets.of(place)).or_default();
+                group.push((place, *best));
+            }
+        }
+        groups.into_values().collect()
     }
 }
 

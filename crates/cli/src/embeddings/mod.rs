@@ -5,6 +5,7 @@ mod dedup;
 mod derived;
 mod find;
 mod fit;
+mod hamming;
 mod head_file;
 mod logistic;
 mod near;

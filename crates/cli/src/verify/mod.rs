@@ -332,6 +332,7 @@ mod tests {
                 width: 9,
                 height: 9,
             },
+            phash: None,
         });
         let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
         assert_eq!((10 + length) % 64, 0);

@@ -310,11 +310,12 @@ async fn begin(
     if !request.options.dry_run {
         take_output(ctx, request, |_| None).await?;
     }
+    let columns = request.rows.columns(&images.columns());
     let mut spec = JobSpec {
         run: format!("{:08x}", rand::random::<u32>()),
         base: None,
         source: images.describe(request),
-        columns: images.columns(),
+        columns: columns.map_err(WorkerError::Request)?,
         answers: ctx.repository.answers(&models),
         models,
         request: request.clone(),

@@ -83,6 +83,7 @@ impl PlannedJobs {
             Ok::<_, WorkerError>(JobPlan {
                 models: models.collect::<Result<_, WorkerError>>()?,
                 mode: job.spec.request.rows.mode,
+                phash: job.spec.request.rows.phash,
                 rows: Arc::new(Wanted::from(&job.spec.request.rows)),
                 columns: job.spec.columns.len(),
                 image_deadline: options.image_deadline_ms.map(Duration::from_millis),
