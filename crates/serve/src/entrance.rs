@@ -120,28 +120,22 @@ impl Entrance {
         image: Image,
     ) -> Result<Classification, NotAnswered> {
         let request = asked.request(0, image);
-        let row = self.answers.classify(&admitted, request).await;
-        if row.is_ok() {
-            admitted.answered();
-        }
-        row
+        self.answers.classify(&admitted, request).await
     }
 
-    /// The answers for a request of several images, in their order, so many at a time as there are
-    /// cores.
+    /// The answers for a request of several images, in their order, [`abreast`] at a time.
     pub(crate) async fn several(
         &self,
         admitted: &Admitted,
         asked: &Asked,
         images: Vec<Image>,
     ) -> Vec<Result<Classification, NotAnswered>> {
-        let abreast = std::thread::available_parallelism().map_or(1, Into::into);
         let requests = (0..).zip(images).map(|(index, image)| {
             let request = asked.request(index, image);
             self.answers.classify(admitted, request)
         });
         futures::stream::iter(requests)
-            .buffered(abreast)
+            .buffered(abreast(usize::MAX))
             .collect()
             .await
     }
@@ -163,6 +157,12 @@ impl Asked {
     pub(crate) fn shape(&self, model: &ServedModel) -> RowShape {
         RowShape::new(model.record(&self.id, &self.wanted))
     }
+}
+
+/// How many of a request's images are worked on at a time: as many as there are cores.
+pub(crate) fn abreast(images: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, Into::into);
+    images.min(cores)
 }
 
 /// When the client stops waiting for a request that came at `since`, by its header `Trommel-Deadline-Ms`.

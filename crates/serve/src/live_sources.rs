@@ -156,7 +156,7 @@ impl Work {
     }
 
     async fn classify(&self, frame: LiveFrame) -> Result<Classification, NotAnswered> {
-        let admitted = self.model.admit()?;
+        let admitted = self.model.admit(1)?;
         let asked = Asked {
             id: JOB.into(),
             wanted: Arc::clone(self.model.wanted()),

@@ -159,7 +159,7 @@ impl NatsService {
 fn take(entrance: &Arc<Entrance>, open: &TaskTracker, model: &Arc<ServedModel>, request: Asking) {
     let since = Instant::now();
     let observed = Observed::begin("nats", since);
-    let admitted = model.admit();
+    let admitted = model.admit(1);
     let entrance = Arc::clone(entrance);
     let headers = request.message().headers.clone().unwrap_or_default();
     let span = request_span("nats", |name| header(&headers, name).map(str::to_owned));

@@ -1,88 +1,90 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Share of the budget that requests may take before fewer are let in.
-const TARGET: f64 = 0.75;
-/// What is left of the limit when they take longer.
-const CUT: f64 = 0.85;
+/// Share of the budget that images may wait and be worked on. The rest is for what is measured
+/// nowhere: the network, and answers that take longer than most.
+const TARGET: f64 = 0.8;
+/// How far back the rate is measured, in seconds under load.
+const MEMORY: f64 = 1.0;
 
-/// Bounds the requests that are worked on or wait, so that what is let in is answered in time.
+/// Bounds the images that are worked on or wait, so that those let in are answered in time.
 ///
-/// The bound follows what answers take: it grows by one for as many answers as it lets in, while these
-/// come in time and it is reached, and falls by a share once they do not (additive increase,
-/// multiplicative decrease).
+/// By Little's law, an image that finds N others waits as long as N answers take. The rate of answers
+/// is measured while there is enough work for all threads, and only then: a rate under less load says
+/// what was asked for, not what could have been answered. The bound is what this rate answers within
+/// the target. It depends on no answer's time, so a slow one changes nothing, and after a burst there
+/// is nothing to recover from.
 pub(crate) struct Admission {
-    least: f64,
-    most: f64,
-    target: Duration,
+    least: usize,
+    most: usize,
+    target: f64,
+    /// Time under load before the rate counts, in seconds.
+    warm: f64,
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     inside: usize,
-    limit: f64,
-    last_cut: Option<Instant>,
+    /// Answers given under load, fading with [`MEMORY`].
+    answers: f64,
+    /// Seconds under load, fading in the same way.
+    loaded: f64,
+    /// Up to when these are counted, while there is load.
+    counted: Option<Instant>,
 }
 
 /// A request that was let in, for as long as this lives.
 pub(crate) struct Entry {
     admission: Arc<Admission>,
-    since: Instant,
+    images: usize,
 }
 
 impl Admission {
-    /// At most `most` requests, and always as many as `least`; the aim is an answer within `budget`.
+    /// At most `most` images, and always as many as `least`, with which all threads have work; the aim
+    /// is an answer within `budget`.
     pub(crate) fn new(least: usize, most: usize, budget: Duration) -> Self {
-        let most = most.max(1) as f64;
-        let least = (least.max(1) as f64).min(most);
+        let most = most.max(1);
         Self {
-            least,
+            least: least.clamp(1, most),
             most,
-            target: budget.mul_f64(TARGET),
-            state: Mutex::new(State {
-                inside: 0,
-                limit: most,
-                last_cut: None,
-            }),
+            target: budget.as_secs_f64() * TARGET,
+            warm: budget.as_secs_f64() / 4.0,
+            state: Mutex::default(),
         }
     }
 
-    /// Lets a request in, if there is room; what its answer takes is counted from `now` on.
-    pub(crate) fn enter(self: &Arc<Self>, now: Instant) -> Option<Entry> {
+    /// Lets a request in whose images are worked on so many at a time, if there is room for one.
+    pub(crate) fn enter(self: &Arc<Self>, images: usize, now: Instant) -> Option<Entry> {
         let mut state = self.lock();
-        if state.inside as f64 >= state.limit.floor() {
+        state.count(now);
+        if state.inside >= self.limit(&state) {
             return None;
         }
-        state.inside += 1;
+        state.inside += images;
+        if state.inside >= self.least {
+            state.counted.get_or_insert(now);
+        }
         drop(state);
         Some(Entry {
             admission: Arc::clone(self),
-            since: now,
+            images,
         })
     }
 
     /// Whether a request would be turned away now.
-    pub(crate) fn is_full(&self) -> bool {
-        let state = self.lock();
-        state.inside as f64 >= state.limit.floor()
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        state.count(now);
+        state.inside >= self.limit(&state)
     }
 
-    fn took(&self, time: Duration, now: Instant) {
-        let mut state = self.lock();
-        if time <= self.target {
-            if state.inside as f64 + 1.0 >= state.limit {
-                state.limit = (state.limit + 1.0 / state.limit).min(self.most);
-            }
-            return;
+    fn limit(&self, state: &State) -> usize {
+        if state.loaded < self.warm {
+            return self.most;
         }
-        // Requests that were let in before the last cut say nothing about what it has changed.
-        let since_cut = state.last_cut.map(|cut| now.saturating_duration_since(cut));
-        if since_cut.is_none_or(|since| since > time) {
-            // The bound may be far above what has come.
-            let reached = state.limit.min(state.inside as f64);
-            state.limit = (reached * CUT).max(self.least);
-            state.last_cut = Some(now);
-        }
+        let rate = state.answers / state.loaded;
+        ((rate * self.target) as usize).clamp(self.least, self.most)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -90,76 +92,218 @@ impl Admission {
     }
 }
 
+impl State {
+    /// Counts the time until `now`, if there was load.
+    fn count(&mut self, now: Instant) {
+        let Some(counted) = &mut self.counted else {
+            return;
+        };
+        let passed = now.saturating_duration_since(*counted).as_secs_f64();
+        *counted = now.max(*counted);
+        let kept = (-passed / MEMORY).exp();
+        self.answers *= kept;
+        self.loaded = self.loaded * kept + MEMORY * (1.0 - kept);
+    }
+}
+
 impl Entry {
-    /// The request was answered. One that is dropped otherwise tells nothing of the time answers take.
-    pub(crate) fn answered(self, now: Instant) {
-        let took = now.saturating_duration_since(self.since);
-        self.admission.took(took, now);
+    /// An image of the request was answered.
+    pub(crate) fn answered(&self, now: Instant) {
+        let mut state = self.admission.lock();
+        state.count(now);
+        if state.counted.is_some() {
+            state.answers += 1.0;
+        }
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.admission.lock().inside -= 1;
+        let mut state = self.admission.lock();
+        state.inside -= self.images;
+        if state.inside < self.admission.least {
+            state.counted = None;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
     use super::*;
 
-    const BUDGET: Duration = Duration::from_millis(100);
+    const BUDGET: Duration = Duration::from_millis(120);
 
-    /// Serves a queue whose server takes 5 ms a request, while more come than it can serve; gives the
-    /// bound that it settles at.
-    fn settles_at(service: Duration) -> f64 {
-        let admission = Arc::new(Admission::new(2, 256, BUDGET));
-        let mut queue = std::collections::VecDeque::new();
-        let mut now = Instant::now();
-        for _ in 0..20_000 {
-            while let Some(entry) = admission.enter(now) {
-                queue.push_back(entry);
+    /// A server that takes up to eight images at once, and the time.
+    struct Simulated {
+        admission: Arc<Admission>,
+        random: StdRng,
+        begin: Instant,
+        now: f64,
+        arrival: f64,
+        waiting: VecDeque<(f64, Entry)>,
+        working: Vec<(f64, Entry)>,
+        done: f64,
+        /// Seconds that a batch takes, and each of its images.
+        batch: f64,
+        image: f64,
+    }
+
+    #[derive(Debug, Default)]
+    struct Seen {
+        offered: usize,
+        refused: usize,
+        /// Seconds that answers took.
+        times: Vec<f64>,
+    }
+
+    impl Simulated {
+        fn new() -> Self {
+            Self {
+                admission: Arc::new(Admission::new(12, 256, BUDGET)),
+                random: StdRng::seed_from_u64(7),
+                begin: Instant::now(),
+                now: 0.0,
+                arrival: 0.0,
+                waiting: VecDeque::new(),
+                working: Vec::new(),
+                done: f64::INFINITY,
+                batch: 0.002,
+                image: 0.001,
             }
-            now += service;
-            queue.pop_front().unwrap().answered(now);
         }
-        admission.lock().limit
+
+        /// Answers a second with full batches.
+        fn capacity(&self) -> f64 {
+            8.0 / (self.batch + 8.0 * self.image)
+        }
+
+        /// Requests at random times, so many a second, for so many seconds.
+        fn load(&mut self, rate: f64, seconds: f64) -> Seen {
+            let (end, mut seen) = (self.now + seconds, Seen::default());
+            self.arrival = self.now + self.gap(rate);
+            loop {
+                self.now = self.arrival.min(self.done);
+                if self.now >= end {
+                    self.now = end;
+                    return seen;
+                }
+                let now = self.begin + Duration::from_secs_f64(self.now);
+                if self.done <= self.arrival {
+                    self.done = f64::INFINITY;
+                    for (since, entry) in self.working.drain(..) {
+                        seen.times.push(self.now - since);
+                        entry.answered(now);
+                    }
+                } else {
+                    self.arrival += self.gap(rate);
+                    seen.offered += 1;
+                    match self.admission.enter(1, now) {
+                        Some(entry) => self.waiting.push_back((self.now, entry)),
+                        None => seen.refused += 1,
+                    }
+                }
+                if self.working.is_empty() && !self.waiting.is_empty() {
+                    let images = self.waiting.len().min(8);
+                    self.working.extend(self.waiting.drain(..images));
+                    self.done = self.now + self.batch + self.image * images as f64;
+                }
+            }
+        }
+
+        fn gap(&mut self, rate: f64) -> f64 {
+            -(1.0 - self.random.random::<f64>()).ln() / rate
+        }
+    }
+
+    impl Seen {
+        fn p95(&mut self) -> f64 {
+            self.times.sort_by(f64::total_cmp);
+            self.times[self.times.len() * 95 / 100]
+        }
+
+        fn in_time(&self) -> usize {
+            let budget = BUDGET.as_secs_f64();
+            self.times.iter().filter(|time| **time <= budget).count()
+        }
     }
 
     #[test]
-    fn as_many_are_let_in_as_are_answered_in_time() {
-        for (millis, room) in [(1, 75.0), (5, 15.0), (10, 7.5)] {
-            let limit = settles_at(Duration::from_millis(millis));
-            assert!(
-                (0.5 * room..=1.2 * room).contains(&limit),
-                "{millis} ms: {limit}"
-            );
+    fn nobody_is_turned_away_below_capacity() {
+        let mut server = Simulated::new();
+        for share in [0.3, 0.7, 0.9, 0.95] {
+            let seen = server.load(share * server.capacity(), 60.0);
+            let refused = seen.refused as f64 / seen.offered as f64;
+            assert!(refused < 0.001, "{refused} at {share} of capacity");
         }
-        let least = settles_at(Duration::from_millis(500));
-        assert!((2.0..3.5).contains(&least), "{least}");
+    }
+
+    #[test]
+    fn overload_costs_neither_answers_nor_time() {
+        for (batch, image) in [(0.002, 0.001), (0.02, 0.002), (0.0002, 0.0005)] {
+            let mut server = Simulated::new();
+            (server.batch, server.image) = (batch, image);
+            let capacity = server.capacity();
+            let mut seen = server.load(3.0 * capacity, 30.0);
+            let goodput = seen.in_time() as f64 / 30.0;
+            assert!(goodput > 0.95 * capacity, "{goodput} of {capacity}");
+            let p95 = seen.p95();
+            assert!(p95 <= BUDGET.as_secs_f64(), "p95 {p95} at {capacity}");
+        }
+    }
+
+    #[test]
+    fn after_a_burst_everybody_is_let_in_again() {
+        let mut server = Simulated::new();
+        let capacity = server.capacity();
+        for _ in 0..10 {
+            assert!(server.load(10.0 * capacity, 1.0).refused > 0);
+            // What the burst left is answered within the budget.
+            server.load(0.5 * capacity, 0.3);
+            assert_eq!(server.load(0.8 * capacity, 5.0).refused, 0);
+        }
+    }
+
+    #[test]
+    fn a_server_that_becomes_slower_or_faster_is_followed() {
+        let mut server = Simulated::new();
+        for slower in [1.0, 3.0, 1.0] {
+            (server.batch, server.image) = (0.002 * slower, 0.001 * slower);
+            let rate = 3.0 * server.capacity();
+            server.load(rate, 3.0);
+            let mut seen = server.load(rate, 5.0);
+            let p95 = seen.p95();
+            let budget = BUDGET.as_secs_f64();
+            assert!((0.7 * budget..=budget).contains(&p95), "{p95} at {slower}");
+        }
+    }
+
+    #[test]
+    fn where_no_answer_is_in_time_all_threads_have_work() {
+        let mut server = Simulated::new();
+        (server.batch, server.image) = (4.0, 0.1);
+        server.load(50.0, 60.0);
+        assert_eq!(server.admission.lock().inside, 12);
     }
 
     #[test]
     fn who_leaves_makes_room() {
-        let admission = Arc::new(Admission::new(1, 2, BUDGET));
+        let admission = Arc::new(Admission::new(1, 6, BUDGET));
         let now = Instant::now();
-        let (first, second) = (admission.enter(now).unwrap(), admission.enter(now).unwrap());
-        assert!(admission.is_full() && admission.enter(now).is_none());
+        let first = admission.enter(4, now).unwrap();
+        let second = admission.enter(4, now).unwrap();
+        assert!(admission.is_full(now) && admission.enter(1, now).is_none());
         drop(first);
-        let third = admission.enter(now).unwrap();
+        let third = admission.enter(1, now).unwrap();
         second.answered(now);
-        assert!(!admission.is_full());
+        drop(second);
+        assert!(!admission.is_full(now));
         drop(third);
         assert_eq!(admission.lock().inside, 0);
-    }
-
-    #[test]
-    fn one_slow_request_costs_little() {
-        let admission = Arc::new(Admission::new(1, 100, BUDGET));
-        let now = Instant::now();
-        let inside: Vec<_> = (0..40).filter_map(|_| admission.enter(now)).collect();
-        let late = now + 2 * BUDGET;
-        inside.into_iter().for_each(|entry| entry.answered(late));
-        assert_eq!(admission.lock().limit, 34.0, "of 40, cut once");
+        assert!(admission.lock().counted.is_none());
     }
 }

@@ -190,14 +190,16 @@ impl Answers {
         admitted: &Admitted,
         request: LiveRequest,
     ) -> Result<Classification, NotAnswered> {
-        let Some(deadline) = request.deadline else {
-            return self.row(&admitted.model, request).await;
+        let row = match request.deadline {
+            None => self.row(&admitted.model, request).await?,
+            Some(deadline) if deadline <= Instant::now() => return Err(NotAnswered::Expired),
+            Some(deadline) => {
+                let row = timeout_at(deadline.into(), self.row(&admitted.model, request));
+                row.await.unwrap_or(Err(NotAnswered::Expired))?
+            }
         };
-        if deadline <= Instant::now() {
-            return Err(NotAnswered::Expired);
-        }
-        let answer = timeout_at(deadline.into(), self.row(&admitted.model, request));
-        answer.await.unwrap_or(Err(NotAnswered::Expired))
+        admitted.entry.answered(Instant::now());
+        Ok(row)
     }
 
     async fn row(
@@ -346,13 +348,12 @@ impl ServedModel {
         self.asked.get(wanted).await
     }
 
-    /// Lets a request in whose image is here: the time that a client takes to send it says nothing about
-    /// how many can be answered.
+    /// Lets a request in whose images are here, and are worked on so many at a time.
     ///
     /// # Errors
     /// [`NotAnswered::Full`] when there is no room.
-    pub fn admit(self: &Arc<Self>) -> Result<Admitted, NotAnswered> {
-        match self.admission.enter(Instant::now()) {
+    pub fn admit(self: &Arc<Self>, images: usize) -> Result<Admitted, NotAnswered> {
+        match self.admission.enter(images, Instant::now()) {
             Some(entry) => Ok(Admitted {
                 model: Arc::clone(self),
                 entry,
@@ -366,7 +367,7 @@ impl ServedModel {
     /// # Errors
     /// As [`ServedModel::admit`].
     pub fn check_room(&self) -> Result<(), NotAnswered> {
-        match self.admission.is_full() {
+        match self.admission.is_full(Instant::now()) {
             true => Err(self.full()),
             false => Ok(()),
         }
@@ -404,11 +405,6 @@ impl Admitted {
     /// The model.
     pub fn model(&self) -> &Arc<ServedModel> {
         &self.model
-    }
-
-    /// The request of one image was answered: the time that it took tells how many can be let in.
-    pub fn answered(self) {
-        self.entry.answered(Instant::now());
     }
 }
 

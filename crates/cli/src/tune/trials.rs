@@ -201,7 +201,7 @@ impl Here {
     async fn row(&self, image: usize) -> Result<(), NotAnswered> {
         let gone = || NotAnswered::Settings(format!("there is no model {}", self.name));
         let model = self.answers.model(&self.name).ok_or_else(gone)?;
-        let admitted = model.admit()?;
+        let admitted = model.admit(1)?;
         let request = LiveRequest {
             id: "tune".into(),
             index: image as u64,
@@ -211,7 +211,6 @@ impl Here {
             deadline: None,
         };
         self.answers.classify(&admitted, request).await?;
-        admitted.answered();
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ use trommel_worker::{NotAnswered, ServedModel};
 
 use super::{App, header, observed};
 use crate::body;
-use crate::entrance::{Asked, Entrance, Image, deadline, outcome, request_id};
+use crate::entrance::{Asked, Entrance, Image, abreast, deadline, outcome, request_id};
 use crate::params::Params;
 use crate::refused::{self, Refused, status_of};
 
@@ -95,7 +95,7 @@ async fn one(
     image: Image,
 ) -> Result<(Response, &'static str), Refused> {
     let shape = asked.shape(model);
-    let row = entrance.one(model.admit()?, asked, image).await?;
+    let row = entrance.one(model.admit(1)?, asked, image).await?;
     let json = row_json(&shape, &row)?;
     let response = match &row.outcome {
         Outcome::Ok(_) => refused::json(StatusCode::OK, json),
@@ -110,7 +110,7 @@ async fn several(
     asked: &Asked,
     images: Vec<Image>,
 ) -> Result<(Response, &'static str), Refused> {
-    let admitted = model.admit()?;
+    let admitted = model.admit(abreast(images.len()))?;
     let shape = asked.shape(model);
     let uris: Vec<_> = images.iter().map(|image| image.uri.clone()).collect();
     let rows = entrance.several(&admitted, asked, images).await;

@@ -16,7 +16,7 @@ use trommel_worker::ServedModel;
 use super::oip_tensors::{self, InferRequest, OUTPUTS, Output};
 use super::{App, answer, header, observed};
 use crate::body;
-use crate::entrance::{Asked, Entrance, Image, deadline, request_id};
+use crate::entrance::{Asked, Entrance, Image, abreast, deadline, request_id};
 use crate::params::Params;
 use crate::refused::{self, Refused, status_of};
 
@@ -193,7 +193,7 @@ async fn work(
         uri: String::new(),
         bytes: bytes.clone(),
     });
-    let admitted = model.admit()?;
+    let admitted = model.admit(abreast(images.len()))?;
     let rows = entrance.several(&admitted, &asked, images.collect()).await;
     let alone = rows.len() == 1;
     let mut all = Vec::with_capacity(rows.len());
@@ -220,9 +220,6 @@ async fn work(
             )
         })?;
         all.push((row, json));
-    }
-    if alone {
-        admitted.answered();
     }
     let outputs: Vec<Output> = {
         let scores: Vec<(&Scores, &str)> = all

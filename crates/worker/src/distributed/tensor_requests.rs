@@ -178,7 +178,7 @@ impl Warm {
         }
         let deadline = tensor.deadline_ms.map(Duration::from_millis);
         let deadline = deadline.and_then(|left| since.checked_add(left));
-        let Some(entry) = self.admission.enter(since) else {
+        let Some(entry) = self.admission.enter(1, since) else {
             let error = format!(
                 "model {} has as many requests as it answers in time; try again later",
                 self.name
