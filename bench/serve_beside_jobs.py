@@ -10,38 +10,14 @@ import argparse
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def wait_for(what, look, seconds=120):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if (found := look()) is not None:
-            return found
-        time.sleep(0.1)
-    sys.exit(f"serve_beside_jobs.py: {what}: not within {seconds} s")
-
-
-def get(url):
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.read().decode()
-    except (OSError, urllib.error.URLError):
-        return None
+from processes import connects, free_port, get, stop, wait_for
 
 
 def rows(telemetry):
@@ -98,17 +74,7 @@ def state(args, folder, serves, rate):
         asked = json.loads(load.communicate()[0]) if load else None
         return done / took, asked
     finally:
-        for process in reversed(running):
-            process.kill()
-            process.wait()
-
-
-def connects(port):
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return None
-    return True
+        stop(running)
 
 
 def main(args):

@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 
 def request(args, image):
@@ -66,27 +67,32 @@ def percentile(sorted_times, share):
     return sorted_times[min(int(share * len(sorted_times)), len(sorted_times) - 1)] if sorted_times else None
 
 
-async def run(args):
+class Sample(NamedTuple):
+    """A request: when it was due (time.perf_counter), how late it was sent, when it was answered, and how."""
+
+    due: float
+    late: float
+    answered: float
+    status: int
+
+
+async def load(args):
+    """Sends requests for the warm-up and the window; gives those of the window and its end."""
     files = sorted(path for path in Path(args.images).rglob("*") if path.is_file())[: args.files]
     requests = [request(args, file.read_bytes()) for file in files]
-    free, statuses, times, late, in_window = [], Counter(), [], [], 0
+    free, samples = [], []
     start = time.perf_counter()
     warm = start + args.warm_up
     end = warm + args.seconds
 
     async def one(due):
-        nonlocal in_window
-        late.append(time.perf_counter() - due)
+        late = time.perf_counter() - due
         try:
             status = await ask(free, args.host, args.port, random.choice(requests))
         except (OSError, asyncio.IncompleteReadError):
             status = 0
         if due >= warm:
-            statuses[status] += 1
-            if status == 200:
-                now = time.perf_counter()
-                times.append(now - due)
-                in_window += now <= end
+            samples.append(Sample(due, late, time.perf_counter(), status))
 
     if args.rate == 0:
         async def client():
@@ -103,32 +109,46 @@ async def run(args):
             task.add_done_callback(open_requests.discard)
             due += random.expovariate(args.rate)
         await asyncio.gather(*open_requests)
-    times.sort()
-    late.sort()
+    return samples, end
+
+
+def report(args, samples, end):
+    ok = [sample for sample in samples if sample.status == 200]
+    in_window = [sample for sample in ok if sample.answered <= end]
+    times = sorted(sample.answered - sample.due for sample in ok)
+    late = sorted(sample.late for sample in samples)
     millis = lambda share: round(1000 * percentile(times, share), 2) if times else None
-    report = {
+    return {
         "offered": args.rate or None,
-        "answered": round(in_window / args.seconds, 1),
+        "answered": round(len(in_window) / args.seconds, 1),
+        "in_time": round(sum(s.answered - s.due <= args.budget for s in in_window) / args.seconds, 1),
+        "refused": round(1 - len(ok) / max(len(samples), 1), 5),
         "p50_ms": millis(0.5),
         "p95_ms": millis(0.95),
         "p99_ms": millis(0.99),
         # Of the sender itself: where it cannot keep up, its times say nothing about the server.
         "sent_late_p95_ms": round(1000 * (percentile(late, 0.95) or 0), 2),
-        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+        "statuses": {str(status): count for status, count in sorted(Counter(s.status for s in samples).items())},
     }
-    print(json.dumps(report))
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("images", help="folder of images")
-parser.add_argument("--model", required=True, help="name of the model")
-parser.add_argument("--form", choices=["raw", "multipart", "oip"], default="raw", help="how the image is sent")
-parser.add_argument("--host", default="127.0.0.1")
-parser.add_argument("--port", type=int, default=8080)
-parser.add_argument("--rate", type=float, default=0, help="requests a second; 0 for closed loop")
-parser.add_argument("--clients", type=int, default=8, help="clients of the closed loop")
-parser.add_argument("--seconds", type=float, default=10)
-parser.add_argument("--warm-up", type=float, default=2)
-parser.add_argument("--files", type=int, default=200, help="images that requests are made of")
-parser.add_argument("--deadline", type=int, help="Trommel-Deadline-Ms of each request")
-asyncio.run(run(parser.parse_args()))
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("images", help="folder of images")
+    parser.add_argument("--model", required=True, help="name of the model")
+    parser.add_argument("--form", choices=["raw", "multipart", "oip"], default="raw", help="how the image is sent")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--rate", type=float, default=0, help="requests a second; 0 for closed loop")
+    parser.add_argument("--clients", type=int, default=8, help="clients of the closed loop")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--warm-up", type=float, default=2)
+    parser.add_argument("--files", type=int, default=200, help="images that requests are made of")
+    parser.add_argument("--deadline", type=int, help="Trommel-Deadline-Ms of each request")
+    parser.add_argument("--budget", type=float, default=0.12, help="seconds within which an answer counts as in_time")
+    return parser
+
+
+if __name__ == "__main__":
+    given = arguments().parse_args()
+    print(json.dumps(report(given, *asyncio.run(load(given)))))
