@@ -1,47 +1,72 @@
 #!/usr/bin/env bash
 # What `trommel serve` takes and gives on this machine: the rate at saturation, and the times of answers at
-# low load, at half load, and at three times what it can do; then both duties, requests beside a job. Requests
-# come in an open loop (bench/serve_load.py, bench/serve_beside_jobs.py). OVERLOAD_SECONDS=300 overloads it for five
-# minutes. MODEL is a model directory and IMAGES a folder; without them the ones of
-# scripts/bench.sh. The clients share the machine with the server.
+# low load, at half load, near saturation, and at three times what it can do; the same by hey, next to ours; then both
+# duties, requests with a job; last, SIGKILL of one of two infer workers. Requests come in an open loop
+# (bench/serve_load.py), but for saturation and hey.
+#
+# The arguments are a model directory and a folder of images; without them, the ones of scripts/bench.sh. ROUNDS=3,
+# and lengths in seconds: LOAD_SECONDS=10 of each load, OVERLOAD_SECONDS=30, WINDOW_SECONDS=30 of both duties and
+# KILL_SECONDS=30. TROMMEL is the binary. The clients share the machine with the server; SERVER_CORES=0,1 keeps
+# the server of the first part, and what it is compared with, on these cores, and the clients on CLIENT_CORES=2,3.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 
 if [[ $# == 0 ]]; then
     need_bench
 fi
+scripts/setup.sh bench
 model=${1:-$work/mobilenet}
 images=${2:-$work/photos}
 port=${PORT:-18080}
+seconds=${LOAD_SECONDS:-10}
 overload=${OVERLOAD_SECONDS:-30}
 window=${WINDOW_SECONDS:-30}
+rounds=${ROUNDS:-3}
+python=${PYTHON:-$python}
+name=$(basename "$model")
 [[ -n ${TROMMEL:-} ]] || build
 trommel=${TROMMEL:-$trommel}
 scratch
-"$trommel" serve --model "$model" --listen "127.0.0.1:$port" 2>"$run/log" &
+on_server=() on_client=()
+[[ -z ${SERVER_CORES:-} ]] || on_server=(taskset --cpu-list "$SERVER_CORES")
+[[ -z ${CLIENT_CORES:-} ]] || on_client=(taskset --cpu-list "$CLIENT_CORES")
+
+"${on_server[@]}" "$python" bench/serve_bare.py "$model" "$images" 2 >"$run/bare.json"
+"${on_server[@]}" "$trommel" classify "$images" --model "$model" --json --quiet --output "$run/rows.parquet" >"$run/bulk.json"
+
+"${on_server[@]}" "$trommel" serve --model "$model" --listen "127.0.0.1:$port" 2>"$run/log" &
 server=$!
 trap 'kill $server 2>/dev/null || true; rm -rf "$run"' EXIT
-for _ in $(seq 600); do
-    grep -q 'answering on' "$run/log" && break
+until grep -q 'answering on' "$run/log"; do
     kill -0 $server || { cat "$run/log" >&2; exit 1; }
     sleep 0.1
 done
 
-load() { python3 bench/serve_load.py "$images" --model "$(basename "$model")" --port "$port" "$@"; }
-share() { python3 -c "print($1 * $2)"; }
-saturated=$(load --clients 16 | tee /dev/stderr | python3 -c 'import json, sys; print(json.load(sys.stdin)["answered"])')
-goodput='import json, sys; one = json.load(sys.stdin); one["goodput"] = round(one["answered"] / float(sys.argv[1]), 3); print(json.dumps(one))'
-for round in $(seq "${ROUNDS:-3}"); do
-    echo "round $round, load of the machine $(cut -d ' ' -f 1-3 /proc/loadavg)"
-    for times in 0.02 0.5 0.9; do
-        echo "$times of saturation: $(load --rate "$(share "$saturated" "$times")")"
+load() { "${on_client[@]}" python3 bench/serve_load.py "$images" --model "$name" --port "$port" --seconds "$seconds" "$@"; }
+product() { python3 -c "print($1 * $2)"; }
+load --clients 16 >"$run/saturated.json"
+saturated=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["answered"])' "$run/saturated.json")
+for round in $(seq "$rounds"); do
+    echo "round $round, load of the machine $(cut -d ' ' -f 1-3 /proc/loadavg)" >&2
+    for times in 0.02 0.5 0.9 0.95; do
+        load --rate "$(product "$saturated" "$times")" >"$run/$times-$round.json"
     done
-    # What it gives of what it can, and to whom it answers in time.
-    echo "3 times saturation: $(load --rate "$(share "$saturated" 3)" --seconds "$overload" | python3 -c "$goodput" "$saturated")"
+    load --rate "$(product "$saturated" 3)" --seconds "$overload" >"$run/3-$round.json"
+done
+# The same photo by both generators, as hey sends only one.
+photo=$(find "$images" -type f | sort | sed -n 1p)
+echo "$seconds" >"$run/seconds.json"
+for clients in 1 16; do
+    "${on_client[@]}" hey -z "${seconds}s" -c "$clients" -m POST -T image/jpeg -D "$photo" -o csv \
+        "http://127.0.0.1:$port/v1/models/$name/classify" >"$run/hey-$clients.csv"
+    load --clients "$clients" --files 1 >"$run/ours-$clients.json"
 done
 kill $server
 wait $server || true
+python3 bench/serve_report.py "$run"
 
 # Both duties: a job that saturates the machine, and requests at a tenth of what it can answer.
 echo "both duties: $(python3 bench/serve_beside_jobs.py "$images" --model "$model" --capacity "$saturated" \
-    --trommel "$trommel" --seconds "$window" --rounds "${ROUNDS:-3}")"
+    --trommel "$trommel" --seconds "$window" --rounds "$rounds")"
+echo "one of two infer workers killed: $(python3 bench/serve_kill.py "$images" --model-folder "$model" --model "$name" \
+    --rate "$(product "$saturated" 0.3)" --trommel "$trommel" --seconds "${KILL_SECONDS:-30}")"

@@ -2,7 +2,7 @@
 # Puts the native parts into .tools: ONNX Runtime, and cmake, nasm, valgrind and nats-server where the machine
 # has none, or none that is new enough.
 # Needs cargo, a C compiler, Python 3 and pip. Safe to repeat: what is there is not fetched again.
-# `setup.sh build` fetches only what building and running take. With ONNXRUNTIME=gpu it is ONNX
+# `setup.sh build` fetches only what building and running take, `setup.sh bench` a load generator for scripts/bench-serve.sh. With ONNXRUNTIME=gpu it is ONNX
 # Runtime's build for CUDA, with its providers beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,6 +63,18 @@ debian_unpack() {
             dpkg -x "${package}"_*.deb "$tools/apt/root"
     )
 }
+
+# --- hey, a load generator for `setup.sh bench`, which fetches nothing else ----------------------------
+if [[ ${1:-} == bench ]]; then
+    command -v hey >/dev/null || [[ -x $tools/bin/hey ]] || {
+        echo "setup: fetching hey"
+        debian_unpack hey && ln -sf ../apt/root/usr/bin/hey "$tools/bin/hey"
+    } || {
+        echo "setup: missing hey: install it from https://github.com/rakyll/hey" >&2
+        exit 1
+    }
+    exit 0
+fi
 
 # --- ONNX Runtime: the shared library inside the PyPI wheel, version and hash pinned -------------
 library=$tools/onnxruntime/libonnxruntime.so.$onnxruntime_version

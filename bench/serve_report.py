@@ -1,0 +1,66 @@
+"""The tables of scripts/bench-serve.sh. Usage: python bench/serve_report.py FOLDER
+
+FOLDER holds what was measured, a file each: saturated.json, bare.json, bulk.json, TIMES-ROUND.json of
+bench/serve_load.py at so many times saturation, and hey-KIND.csv next to ours-KIND.json for the same load by
+two generators. Medians over rounds.
+"""
+
+import csv
+import json
+import statistics
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+
+
+def read(name):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def rounds(times, value):
+    found = [json.loads(path.read_text())[value] for path in sorted(folder.glob(f"{times}-*.json"))]
+    return statistics.median(number for number in found if number is not None)
+
+
+def hey(kind, seconds):
+    """Answers a second, p50 and p95 in milliseconds, of hey's list of answers."""
+    with (folder / f"hey-{kind}.csv").open() as lines:
+        answers = [row for row in csv.DictReader(lines) if row["status-code"] == "200"]
+    times = sorted(1000 * float(row["response-time"]) for row in answers)
+    at = lambda share: times[min(int(share * len(times)), len(times) - 1)]
+    return len(answers) / seconds, at(0.5), at(0.95)
+
+
+def main():
+    saturated, bare = read("saturated")["answered"], read("bare")["least"]
+    bulk = read("bulk")["run"]["images_per_second"]
+    low, half = rounds("0.02", "p50_ms"), rounds("0.5", "p95_ms")
+    print("| what | measured | of | ratio | aim |\n| --- | --- | --- | --- | --- |")
+    for line in [
+        ("p50 at 0.02 of saturation, ms", low, f"one photo without a server, {bare:.1f} ms", low / bare, "≤ 1.3"),
+        ("p95 at 0.5 of saturation, ms", half, f"p50 at 0.02, {low:.1f} ms", half / low, "≤ 3"),
+        ("saturated, answers/s", saturated, f"`trommel classify`, {bulk:.0f} images/s", saturated / bulk, "≥ 0.85"),
+        (
+            "within 120 ms at 3 times saturation, answers/s",
+            rounds("3", "in_time"),
+            f"saturated, {saturated:.0f}/s",
+            rounds("3", "in_time") / saturated,
+            "≥ 0.9",
+        ),
+    ]:
+        print("| {} | {:.1f} | {} | {:.2f} | {} |".format(*line))
+    print("\n| times saturation | answers/s | refused | p50, ms | p95, ms | p99, ms | sent late, p95, ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for times in ("0.02", "0.5", "0.9", "0.95", "3"):
+        values = [rounds(times, name) for name in ("answered", "refused", "p50_ms", "p95_ms", "p99_ms", "sent_late_p95_ms")]
+        print("| {} | {:.1f} | {:.2%} | {:.1f} | {:.1f} | {:.1f} | {:.1f} |".format(times, *values))
+    seconds = float(read("seconds"))
+    print("\n| one photo, no pause | load generator | answers/s | p50, ms | p95, ms |\n| --- | --- | --- | --- | --- |")
+    for kind in ("1", "16"):
+        ours = read(f"ours-{kind}")
+        print("| {} clients | hey | {:.1f} | {:.1f} | {:.1f} |".format(kind, *hey(kind, seconds)))
+        print(f"| {kind} clients | bench/serve_load.py | {ours['answered']:.1f} | {ours['p50_ms']:.1f} | {ours['p95_ms']:.1f} |")
+
+
+main()
