@@ -10,6 +10,7 @@ use async_nats::client::Request;
 use async_nats::{Client, HeaderMap};
 use serde_json::{Value, json};
 use trommel_queue::test_server::NatsServer;
+use trommel_storage::testsuite::{Reply, WebServer};
 use trommel_tests::{
     Collector, Serving, Signal, Traced, assert_code, digits, eventually, python, root, stderr,
 };
@@ -215,6 +216,65 @@ fn requests_over_nats_have_rows_in_either_encoding() {
 
     serving.signal(Signal::TERM);
     assert_eq!(serving.wait(), Some(0), "{}", serving.log());
+}
+
+#[test]
+fn images_may_be_named_by_urls_over_nats_and_in_tensors() {
+    let content = png();
+    let web = WebServer::start(move |asked| match asked.target.as_str() {
+        "/photos/cat.png" => Reply::object(asked, &content, "\"1\""),
+        _ => Reply::status(404),
+    });
+    let server = NatsServer::start();
+    let (place, broker) = (web.url("/photos/"), server.url());
+    let serving = Serving::start(
+        &["--nats", &broker, "--allow-url", &place],
+        &[("TROMMEL_HTTP__ALLOW_PRIVATE", "true")],
+    );
+    let expected = serving.classify(&png(), &[]).json();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = runtime.block_on(async_nats::connect(server.url())).unwrap();
+    let json = ("Content-Type", "application/json");
+    let ask = |with: &[(&str, &str)], url: &str| {
+        let body = json!({ "url": url }).to_string();
+        let asked = client.request_with_headers(SUBJECT, headers(with), body.into());
+        runtime.block_on(asked).unwrap()
+    };
+    let url = web.url("/photos/cat.png");
+    let row: Value = serde_json::from_slice(&ask(&[json], &url).payload).unwrap();
+    assert_eq!(
+        (&row["label"], &row["uri"]),
+        (&expected["label"], &json!(url))
+    );
+    let row: Value =
+        serde_json::from_slice(&ask(&[json, ("Trommel-Uri", "a.png")], &url).payload).unwrap();
+    assert_eq!(row["uri"], "a.png");
+    for (url, code) in [(web.url("/photos/none"), "502"), (web.url("/"), "403")] {
+        let answer = ask(&[json], &url);
+        let refused = answer.headers.unwrap();
+        assert_eq!(
+            refused.get("Nats-Service-Error-Code").unwrap().as_str(),
+            code
+        );
+    }
+
+    let infer = |urls: &[&str]| {
+        let input =
+            json!({ "name": "url", "datatype": "BYTES", "shape": [urls.len()], "data": urls });
+        let outputs = json!([{ "name": "label" }, { "name": "row" }]);
+        let body = json!({ "inputs": [input], "outputs": outputs }).to_string();
+        serving.send("POST", "/v2/models/digits/infer", &[], body.as_bytes())
+    };
+    let answer = infer(&[&url, &url]);
+    assert_eq!(answer.status, 200, "{:?}", answer.json());
+    let outputs = &answer.json()["outputs"];
+    assert_eq!(
+        outputs[0]["data"],
+        json!([expected["label"], expected["label"]])
+    );
+    let row: Value = serde_json::from_str(outputs[1]["data"][1].as_str().unwrap()).unwrap();
+    assert_eq!(row["uri"], url);
+    assert_eq!(infer(&[&url, &web.url("/private/cat.png")]).status, 403);
 }
 
 /// What the server has given to a process that stops is answered, also what is still on its way then.

@@ -21,6 +21,7 @@ mod http;
 mod live_sources;
 mod live_turns;
 mod metrics;
+mod named;
 mod nats;
 mod openapi;
 mod params;

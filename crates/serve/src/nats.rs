@@ -19,6 +19,7 @@ use trommel_worker::{Admitted, ServedModel};
 use crate::ServeError;
 use crate::entrance::{Asked, Entrance, Image, deadline, outcome, request_id};
 use crate::metrics::Observed;
+use crate::named;
 use crate::params::Params;
 use crate::refused::Refused;
 use crate::trace::request_span;
@@ -45,6 +46,14 @@ enum Asking {
     Given(Request),
     /// One that may have been lost while the service ended.
     Missed(Message, Client),
+}
+
+/// Where the image of a request is.
+enum Way {
+    /// In the request, which was let in.
+    Here(Admitted),
+    /// At a url; it is let in once it has been fetched.
+    Fetched(Arc<ServedModel>),
 }
 
 /// Answers requests on `PREFIX.classify.MODEL`, as a NATS service that others of its kind share the
@@ -155,17 +164,21 @@ impl NatsService {
 }
 
 /// Lets a request in, or refuses it, and answers it on a task of its own: no more are open than are let
-/// in.
+/// in, and than images may be fetched at a time.
 fn take(entrance: &Arc<Entrance>, open: &TaskTracker, model: &Arc<ServedModel>, request: Asking) {
     let since = Instant::now();
     let observed = Observed::begin("nats", since);
-    let admitted = model.admit(1);
-    let entrance = Arc::clone(entrance);
     let headers = request.message().headers.clone().unwrap_or_default();
+    let is_url = header(&headers, "Content-Type") == Some(named::CONTENT_TYPE);
+    let admitted = match is_url {
+        true => model.check_room().map(|()| Way::Fetched(Arc::clone(model))),
+        false => model.admit(1).map(Way::Here),
+    };
+    let entrance = Arc::clone(entrance);
     let span = request_span("nats", |name| header(&headers, name).map(str::to_owned));
     let work = async move {
         let answered = match admitted {
-            Ok(admitted) => answer(&entrance, admitted, since, &headers, request.message()).await,
+            Ok(way) => answer(&entrance, way, since, &headers, request.message()).await,
             Err(error) => Err(error.into()),
         };
         let (reply, counted) = match answered {
@@ -210,12 +223,15 @@ impl Asking {
 
 async fn answer(
     entrance: &Entrance,
-    admitted: Admitted,
+    way: Way,
     since: Instant,
     headers: &HeaderMap,
     message: &Message,
 ) -> Result<(Bytes, &'static str), Refused> {
-    let model = Arc::clone(admitted.model());
+    let model = match &way {
+        Way::Here(admitted) => Arc::clone(admitted.model()),
+        Way::Fetched(model) => Arc::clone(model),
+    };
     let mut params = Params::default();
     for (name, param) in PARAMS {
         if let Some(value) = header(headers, name) {
@@ -234,8 +250,16 @@ async fn answer(
         deadline: deadline(since, header(headers, "Trommel-Deadline-Ms"))?,
     };
     let shape = asked.shape(&model);
-    let uri = params.uri.unwrap_or_default();
-    let row = entrance.one(admitted, asked, Image { uri, bytes }).await?;
+    let row = match way {
+        Way::Here(admitted) => {
+            let uri = params.uri.unwrap_or_default();
+            entrance.one(admitted, asked, Image { uri, bytes }).await?
+        }
+        Way::Fetched(model) => {
+            let (image, _room) = named::fetch(entrance, bytes, params.uri, asked.deadline).await?;
+            entrance.one(model.admit(1)?, asked, image).await?
+        }
+    };
     let reply = match header(headers, "Accept") {
         Some(kind) if MSGPACK.contains(&kind) => {
             rmp_serde::to_vec_named(&shape.row(&row)).map_err(|error| error.to_string())

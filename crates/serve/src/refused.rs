@@ -59,10 +59,10 @@ impl Refused {
         )
     }
 
-    /// A body that names a url where none may be fetched.
+    /// A request that names a url where none may be fetched.
     pub(crate) fn no_urls() -> Self {
         Self::unsupported(
-            "the body is application/json, but this server fetches no urls (serve.allow-url names no place); send the image's bytes as image/* or application/octet-stream, or several images as multipart/form-data",
+            "the request names a url, but this server fetches none (serve.allow-url names no place); send the image's bytes",
         )
     }
 

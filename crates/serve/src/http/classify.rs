@@ -10,7 +10,6 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use trommel_sink::RowShape;
 use trommel_types::{Classification, Outcome};
@@ -19,6 +18,7 @@ use trommel_worker::{NotAnswered, ServedModel};
 use super::{App, header, observed};
 use crate::body;
 use crate::entrance::{Asked, Entrance, Image, abreast, deadline, outcome, request_id};
+use crate::named;
 use crate::params::Params;
 use crate::refused::{self, Refused, status_of};
 
@@ -42,13 +42,14 @@ pub(super) async fn classify(
         let bytes = body.bytes.clone();
         match kind {
             BodyKind::Url => {
-                let named = Named::read(&bytes)?;
                 drop(body);
-                let (bytes, _room) = entrance.fetch(&named.url, asked.deadline).await?;
-                let uri = if uri.is_empty() { named.url } else { uri };
+                let (image, _room) = named::fetch(&entrance, bytes, uri, asked.deadline).await?;
+                one(&entrance, model, asked, image).await
+            }
+            BodyKind::Image => {
+                let uri = uri.unwrap_or_default();
                 one(&entrance, model, asked, Image { uri, bytes }).await
             }
-            BodyKind::Image => one(&entrance, model, asked, Image { uri, bytes }).await,
             BodyKind::Form { boundary } => {
                 let images = images(&entrance, bytes, boundary).await?;
                 several(&entrance, model, &asked, images).await
@@ -63,7 +64,7 @@ pub(super) async fn classify(
 }
 
 /// What a request is, according to its head.
-type Prepared<'a> = (&'a Arc<ServedModel>, Asked, String, BodyKind);
+type Prepared<'a> = (&'a Arc<ServedModel>, Asked, Option<String>, BodyKind);
 
 async fn prepare<'a>(
     entrance: &'a Entrance,
@@ -85,7 +86,7 @@ async fn prepare<'a>(
     }
     // Refused before the client sends a large image.
     model.check_room()?;
-    Ok((model, asked, params.uri.unwrap_or_default(), kind))
+    Ok((model, asked, params.uri, kind))
 }
 
 async fn one(
@@ -159,22 +160,6 @@ enum BodyKind {
     Url,
 }
 
-/// An image that a request names.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Named {
-    url: String,
-}
-
-impl Named {
-    fn read(body: &[u8]) -> Result<Self, Refused> {
-        serde_json::from_slice(body).map_err(|error| {
-            let message = format!("the body cannot be read as {{\"url\": \"https://…\"}}: {error}");
-            Refused::malformed(message)
-        })
-    }
-}
-
 impl BodyKind {
     /// By the content type. What senders of bytes say by default counts as an image: its own first
     /// bytes tell what it is.
@@ -196,7 +181,7 @@ impl BodyKind {
             "" | "application/octet-stream" | "application/x-www-form-urlencoded" => {
                 Ok(Self::Image)
             }
-            "application/json" => Ok(Self::Url),
+            named::CONTENT_TYPE => Ok(Self::Url),
             image if image.starts_with("image/") => Ok(Self::Image),
             _ => Err(Refused::unsupported(format!(
                 "the body is {essence}; send the image's bytes as image/* or application/octet-stream, or several images as multipart/form-data"

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -17,6 +18,7 @@ use super::oip_tensors::{self, InferRequest, OUTPUTS, Output};
 use super::{App, answer, header, observed};
 use crate::body;
 use crate::entrance::{Asked, Entrance, Image, abreast, deadline, request_id};
+use crate::named;
 use crate::params::Params;
 use crate::refused::{self, Refused, status_of};
 
@@ -189,12 +191,12 @@ async fn work(
         wanted: params.wanted(model).await?,
         deadline: by_header.into_iter().chain(timeout).min(),
     };
-    let images = request.images.iter().map(|bytes| Image {
-        uri: String::new(),
-        bytes: bytes.clone(),
-    });
+    let (images, _rooms) = match request.are_urls {
+        true => named::fetch_all(entrance, &request.images, asked.deadline).await?,
+        false => (request.images.iter().map(image).collect(), Vec::new()),
+    };
     let admitted = model.admit(abreast(images.len()))?;
-    let rows = entrance.several(&admitted, &asked, images.collect()).await;
+    let rows = entrance.several(&admitted, &asked, images).await;
     let alone = rows.len() == 1;
     let mut all = Vec::with_capacity(rows.len());
     let shape = asked.shape(model);
@@ -232,6 +234,11 @@ async fn work(
         oip_tensors::outputs(&request, &scores)
     };
     Ok((response(model, &request, outputs), "ok"))
+}
+
+fn image(bytes: &Bytes) -> Image {
+    let (uri, bytes) = (String::new(), bytes.clone());
+    Image { uri, bytes }
 }
 
 /// JSON, then the tensors that were asked for in binary.

@@ -12,8 +12,10 @@ use trommel_types::Scores;
 use super::oip::timeout;
 use crate::refused::Refused;
 
-/// The one input: encoded images.
+/// The input: encoded images.
 pub(super) const INPUT: &str = "image";
+/// The input that may stand in its place: urls of images.
+const URLS: &str = "url";
 
 /// The outputs: name, type, number of dimensions. Those of two dimensions hold the best classes of each
 /// image, padded to as many as the image with most has.
@@ -36,7 +38,9 @@ const WITHOUT_MEANING: [&str; 4] = ["priority", "sequence_id", "sequence_start",
 #[derive(Debug)]
 pub(super) struct InferRequest {
     pub(super) id: Option<String>,
+    /// Encoded images, or their urls.
     pub(super) images: Vec<Bytes>,
+    pub(super) are_urls: bool,
     /// Parameters of rows: names and values.
     pub(super) params: Vec<(String, String)>,
     pub(super) timeout: Option<Duration>,
@@ -117,6 +121,7 @@ impl InferRequest {
         Ok(Self {
             id: wire.id.filter(|id| !id.is_empty()),
             images,
+            are_urls: input.name == URLS,
             params,
             timeout: time,
             wanted: wanted(&wire.outputs, all_binary)?,
@@ -126,9 +131,9 @@ impl InferRequest {
 
 impl WireInput {
     fn images(&self, binary: &Bytes, most: usize) -> Result<Vec<Bytes>, Refused> {
-        if self.name != INPUT || self.datatype != "BYTES" {
+        if ![INPUT, URLS].contains(&self.name.as_str()) || self.datatype != "BYTES" {
             return Err(Refused::malformed(format!(
-                "input {:?} of type {} is unknown; give {INPUT:?} of type BYTES",
+                "input {:?} of type {} is unknown; give {INPUT:?} or {URLS:?} of type BYTES",
                 self.name, self.datatype
             )));
         }
@@ -160,7 +165,7 @@ impl WireInput {
             (Some(size), None) => elements(binary, size)?,
             (None, Some(data)) if binary.is_empty() => {
                 let mut images = Vec::new();
-                decode(data, 2, &mut images)?;
+                decode(data, 2, self.name == URLS, &mut images)?;
                 images
             }
             _ => {
@@ -199,12 +204,21 @@ fn elements(binary: &Bytes, size: &Value) -> Result<Vec<Bytes>, Refused> {
     Ok(images)
 }
 
-/// Images as base64 in lists of up to this depth.
-fn decode(data: &Value, depth: usize, images: &mut Vec<Bytes>) -> Result<(), Refused> {
+/// Images as base64, or urls as they are, in lists of up to this depth.
+fn decode(
+    data: &Value,
+    depth: usize,
+    are_urls: bool,
+    images: &mut Vec<Bytes>,
+) -> Result<(), Refused> {
     match data {
         Value::Array(elements) if depth > 0 => elements
             .iter()
-            .try_for_each(|element| decode(element, depth - 1, images)),
+            .try_for_each(|element| decode(element, depth - 1, are_urls, images)),
+        Value::String(url) if depth < 2 && are_urls => {
+            images.push(url.clone().into());
+            Ok(())
+        }
         Value::String(text) if depth < 2 => {
             let bytes = STANDARD.decode(text).map_err(|error| {
                 Refused::malformed(format!("an image in data is no base64: {error}"))
@@ -213,7 +227,7 @@ fn decode(data: &Value, depth: usize, images: &mut Vec<Bytes>) -> Result<(), Ref
             Ok(())
         }
         _ => Err(Refused::malformed(
-            "data is to be a list of images in base64; send others with the binary extension",
+            "data is to be a list of urls, or of images in base64; send others with the binary extension",
         )),
     }
 }
