@@ -60,7 +60,8 @@ def main(trommel, images=100_000, budget=512):
 
         lab.broker()
         worker = lab.worker(ALL, *budget)
-        lab.submit("wide", photos, f"{lab.folder}/rows/", "--logits", "--format", "parquet", model="wide")
+        submitted = lab.run("submit", photos, "--model", "wide", "--logits", "--output", f"{lab.folder}/rows/", "--id", "wide")
+        assert submitted.returncode == 0, submitted.stderr
         lab.until("it is complete", lambda: lab.state("wide") in ("complete", "failed"), HOUR)
         shown = lab.show("wide")
         seconds = (shown["finished_at"] - shown["started_at"]) / 1e6

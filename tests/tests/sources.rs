@@ -208,7 +208,7 @@ fn private_addresses_fail_unless_they_are_allowed() {
     assert_eq!(found[0].error_kind.as_deref(), Some("permission_denied"));
     let said = stderr(&run);
     assert!(said.contains("TROMMEL_HTTP__ALLOW_PRIVATE=true"), "{said}");
-    assert!(said.contains("images failed"), "{said}");
+    assert!(said.contains("the only image failed"), "{said}");
     assert_eq!(server.requests(), 0);
 }
 
