@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use trommel_storage::cloud::CloudLocation;
-use trommel_storage::{ObjectStore, StorageError, StorageErrorKind, background};
+use trommel_storage::{ObjectStore, StorageError, background};
 
 use crate::SourceOptions;
 use crate::keys::{self, Keys};
@@ -110,13 +110,7 @@ impl Listing for CloudPrefix {
             .filter(|last| last.with_key("") == self.place.with_key(""));
         match last.filter(|last| last.key.starts_with(&self.keys.prefix)) {
             Some(last) => self.list_behind(Some(last.key), options, visitor),
-            None => Err(Stop::Failed(StorageError::new(
-                StorageErrorKind::SourceChanged,
-                format!(
-                    "{last_uri} was listed last but is not in {}",
-                    self.place.uri()
-                ),
-            ))),
+            None => Err(keys::moved(last_uri, &self.place.uri())),
         }
     }
 }

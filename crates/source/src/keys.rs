@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use trommel_storage::{StorageError, s3::Object};
+use trommel_storage::{StorageError, StorageErrorKind, s3::Object};
 use trommel_types::Content;
 
 use crate::listing::{Listing, Stop, Visitor, probe};
@@ -142,6 +142,14 @@ pub(super) fn matches<L: Listing>(
             "source {spec}: no key in the bucket matches; check its spelling"
         ))),
     }
+}
+
+/// The listing stops: what was listed last is not among what is listed now.
+pub(super) fn moved(last_uri: &str, prefix: &str) -> Stop {
+    Stop::Failed(StorageError::new(
+        StorageErrorKind::SourceChanged,
+        format!("{last_uri} was listed last but is not in {prefix}"),
+    ))
 }
 
 /// Takes the uris of all objects.

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use tokio::sync::mpsc;
 use trommel_storage::{
-    StorageError, StorageErrorKind,
+    StorageError,
     background::{self, Pending},
     s3::{Entry, Location, Object, Page, S3},
 };
@@ -249,13 +249,7 @@ impl Listing for S3Prefix {
         });
         match last {
             Some(last) => self.list_behind(Some(last.key), options, visitor),
-            None => Err(Stop::Failed(StorageError::new(
-                StorageErrorKind::SourceChanged,
-                format!(
-                    "{last_uri} was listed last but is not in {}",
-                    self.prefix.uri()
-                ),
-            ))),
+            None => Err(keys::moved(last_uri, &self.prefix.uri())),
         }
     }
 }

@@ -202,3 +202,17 @@ impl StorageError {
         self.kind
     }
 }
+
+/// An error with its causes, as people read it: each cause that is not named already.
+pub(crate) fn words(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !words.contains(&next) {
+            words = format!("{words}: {next}");
+        }
+        cause = error.source();
+    }
+    words
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http_body_util::BodyExt;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -16,7 +16,7 @@ use object_store::client::{
 };
 use tokio::time::timeout;
 
-use crate::http::tls;
+use crate::http::https;
 
 /// Time to connect, names and certificates included.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -30,18 +30,11 @@ pub(super) struct Connector {
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         let mut tcp = Tcp::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls())
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(tcp);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
-            .build(connector);
+            .build(https(tcp));
         Ok(HttpClient::new(Service {
             client,
             patience: self.patience,

@@ -1,4 +1,3 @@
-use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use tokio::time::timeout;
 
 use super::connect::Connector;
 use super::{CloudConfig, CloudLocation};
+use crate::error::words;
 use crate::s3::Object;
 use crate::{Get, ObjectStore, StorageError, StorageErrorKind};
 
@@ -353,18 +353,4 @@ fn failed(verb: &str, place: &CloudLocation, error: &Error) -> StorageError {
         error => (StorageErrorKind::Unreadable, words(error)),
     };
     StorageError::new(kind, format!("failed to {verb} {}: {reason}", place.uri()))
-}
-
-/// An error in one line, without the causes that it names already.
-fn words(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !words.contains(&next) {
-            words = format!("{words}: {next}");
-        }
-        cause = error.source();
-    }
-    words
 }

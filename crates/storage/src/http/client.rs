@@ -24,24 +24,28 @@ pub(super) fn connect(config: &HttpConfig) -> WebClient {
     let mut tcp = HttpConnector::new_with_resolver(Resolver {
         allow_private: config.allow_private,
     });
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(CONNECT));
-    let connector = HttpsConnectorBuilder::new()
-        .with_tls_config(tls())
-        .https_or_http()
-        .enable_http1()
-        .wrap_connector(tcp);
     Client::builder(TokioExecutor::new())
         .pool_idle_timeout(Duration::from_secs(30))
         .pool_max_idle_per_host(config.max_per_host)
         .pool_timer(TokioTimer::new())
         .timer(TokioTimer::new())
-        .build(connector)
+        .build(https(tcp))
+}
+
+/// Connections by HTTP/1.1, encrypted for `https://`.
+pub(crate) fn https<R>(mut tcp: HttpConnector<R>) -> HttpsConnector<HttpConnector<R>> {
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    HttpsConnectorBuilder::new()
+        .with_tls_config(tls())
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(tcp)
 }
 
 /// What servers are trusted: those that the system trusts.
-pub(crate) fn tls() -> ClientConfig {
+fn tls() -> ClientConfig {
     let provider = || Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()

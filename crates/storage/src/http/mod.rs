@@ -32,7 +32,7 @@ use tokio::time::timeout;
 
 use self::address::{Private, is_public};
 #[cfg(any(feature = "gs", feature = "az"))]
-pub(crate) use self::client::tls;
+pub(crate) use self::client::https;
 use self::client::{WebClient, connect};
 pub use self::config::HttpConfig;
 use self::fault::{failed, is_busy, is_html, refused, retry_after, unanswered};

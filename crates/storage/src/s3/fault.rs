@@ -7,6 +7,7 @@ use aws_sdk_s3::config::retry::{ClassifyRetry, RetryAction};
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
 use super::Location;
+use crate::error::words;
 use crate::{StorageError, StorageErrorKind};
 
 /// Codes of faults that pass: the store is busy, or the clock or the credentials are a moment off.
@@ -141,20 +142,6 @@ where
         remedy.to_owned()
     };
     StorageError::new(kind, format!("failed to {verb} {}: {told}", object.uri()))
-}
-
-/// An error with its causes, as people read it.
-pub(super) fn words(error: &dyn Error) -> String {
-    let mut words = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !words.contains(&next) {
-            words = format!("{words}: {next}");
-        }
-        cause = error.source();
-    }
-    words
 }
 
 #[cfg(test)]

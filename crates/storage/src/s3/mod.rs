@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use self::fault::{Passing, failed, unreadable, words};
+use self::fault::{Passing, failed, unreadable};
 pub use self::store::S3Store;
+use crate::error::words;
 use crate::{StorageError, StorageErrorKind, background};
 
 /// How S3 is reached. Credentials come from where all AWS tools look for them: the environment,
