@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, FuturesOrdered};
 use futures::{FutureExt, StreamExt};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument, debug_span};
@@ -23,7 +24,7 @@ use crate::job::ModelId;
 use crate::settle::{Settler, Subject};
 use crate::{Progress, WorkerError, trace};
 
-/// Images that are announced at once at most.
+/// Images that are listed ahead of an announcement, about.
 const CHUNK: usize = 4096;
 
 /// What the ingest role works with, for one job.
@@ -239,61 +240,105 @@ async fn list(
     listing: &mut BoxStream<'static, Result<Found, StorageError>>,
     choice: &mut Choice,
 ) -> Result<(), WorkerError> {
-    let mut chunks = listing.ready_chunks(CHUNK);
-    let mut publishing = Publishing {
-        ctx,
-        under_way: FuturesOrdered::new(),
-        room: 0,
-    };
-    let mut at = Announced {
-        index: ctx.start.first,
-        hash: 0,
-    };
-    let expected = ctx.start.announced;
-    let mut tasks = Vec::new();
-    while let Some(chunk) = publishing.alongside(chunks.next()).await? {
-        for found in chunk {
-            let found = found?;
-            let (place, is_stored) = (at.index, at.index < ctx.start.stored);
-            at = at.pass(&found.uri);
-            if let (Choice::Extend(_), Some(etag)) = (&*choice, &found.etag) {
-                // Another version of an image may be one more, or one less.
-                at.hash = xxh3_64_with_seed(etag.as_bytes(), at.hash);
-            }
-            let (counts, chosen) = choice.choose(place, found)?;
-            if counts {
-                ctx.progress.count_listed();
-            }
-            if at.index == expected.index && at.hash != expected.hash {
-                return Err(ctx.changed());
-            }
-            if let (Some((index, found)), false) = (chosen, is_stored) {
-                tasks.push((at.index, index, found));
-            }
-        }
-        if at.index < expected.index {
-            continue; // not yet known to be the same
-        }
-        if at.index > expected.index {
-            publishing.alongside(ctx.checkpoint.announce(at)).await??;
-        }
-        publishing.publish(std::mem::take(&mut tasks)).await?;
-    }
-    if at.index < expected.index {
-        return Err(ctx.changed());
-    }
-    for late in choice.finish(at.index)? {
+    // While one chunk is published, the next one is announced.
+    let (announced, chunks) = mpsc::channel(1);
+    let (end, ()) = tokio::try_join!(
+        announce_all(ctx, listing, choice, announced),
+        publish_all(ctx, chunks)
+    )?;
+    let mut publishing = Publishing::new(ctx);
+    for late in choice.finish(end)? {
         ctx.progress.count_listed();
         match late {
-            Late::Moved(index, found) => {
-                publishing.publish(vec![(at.index, index, found)]).await?;
-            }
+            Late::Moved(index, found) => publishing.publish(vec![(end, index, found)]).await?,
             Late::Gone(image, failure) => fail(ctx, image, failure).await?,
         }
     }
     publishing.finish().await?;
-    ctx.place.reach(at.index, None);
+    ctx.place.reach(end, None);
     Ok(())
+}
+
+/// Announces all images, in order, and hands on those that need a row once they are announced. Lists ahead
+/// while earlier ones are published, so that one announcement covers many. Gives the number of images.
+async fn announce_all(
+    ctx: &Context,
+    listing: &mut BoxStream<'static, Result<Found, StorageError>>,
+    choice: &mut Choice,
+    announced: mpsc::Sender<Vec<Task>>,
+) -> Result<u64, WorkerError> {
+    let mut ready = listing.ready_chunks(CHUNK);
+    let expected = ctx.start.announced;
+    let mut at = Announced {
+        index: ctx.start.first,
+        hash: 0,
+    };
+    let (mut passed, mut tasks, mut is_all) = (at.index, Vec::new(), false);
+    loop {
+        let is_known = at.index >= expected.index;
+        tokio::select! {
+            biased;
+            chunk = ready.next(), if !is_all && !(is_known && at.index - passed >= CHUNK as u64) => {
+                is_all = chunk.is_none();
+                for found in chunk.into_iter().flatten() {
+                    at = observe(ctx, choice, at, found?, &mut tasks)?;
+                }
+            }
+            room = announced.reserve(), if is_known && at.index > passed => {
+                if at.index > expected.index {
+                    ctx.checkpoint.announce(at).await?;
+                }
+                passed = at.index;
+                if let Ok(room) = room {
+                    room.send(std::mem::take(&mut tasks));
+                }
+            }
+            else => break,
+        }
+    }
+    if at.index < expected.index {
+        return Err(ctx.changed());
+    }
+    Ok(at.index)
+}
+
+/// Passes an image of the listing, and adds its task if it is to have one.
+fn observe(
+    ctx: &Context,
+    choice: &mut Choice,
+    at: Announced,
+    found: Found,
+    tasks: &mut Vec<Task>,
+) -> Result<Announced, WorkerError> {
+    let (place, is_stored) = (at.index, at.index < ctx.start.stored);
+    let mut at = at.pass(&found.uri);
+    if let (Choice::Extend(_), Some(etag)) = (&*choice, &found.etag) {
+        // Another version of an image may be one more, or one less.
+        at.hash = xxh3_64_with_seed(etag.as_bytes(), at.hash);
+    }
+    let (counts, chosen) = choice.choose(place, found)?;
+    if counts {
+        ctx.progress.count_listed();
+    }
+    let expected = ctx.start.announced;
+    if at.index == expected.index && at.hash != expected.hash {
+        return Err(ctx.changed());
+    }
+    if let (Some((index, found)), false) = (chosen, is_stored) {
+        tasks.push((at.index, index, found));
+    }
+    Ok(at)
+}
+
+async fn publish_all(
+    ctx: &Context,
+    mut chunks: mpsc::Receiver<Vec<Task>>,
+) -> Result<(), WorkerError> {
+    let mut publishing = Publishing::new(ctx);
+    while let Some(tasks) = publishing.alongside(chunks.recv()).await? {
+        publishing.publish(tasks).await?;
+    }
+    publishing.finish().await
 }
 
 /// Publishes the failed rows of an image that is gone.
@@ -325,6 +370,9 @@ struct Stored {
     mark: String,
 }
 
+/// An image that needs a row: the place behind it in the listing, and the index of the row.
+type Task = (u64, u64, Found);
+
 /// Tasks on their way to the queue, in order.
 struct Publishing<'a> {
     ctx: &'a Context,
@@ -334,6 +382,14 @@ struct Publishing<'a> {
 }
 
 impl<'a> Publishing<'a> {
+    fn new(ctx: &'a Context) -> Self {
+        Self {
+            ctx,
+            under_way: FuturesOrdered::new(),
+            room: 0,
+        }
+    }
+
     /// Does `work` while publishes go on.
     async fn alongside<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WorkerError> {
         let mut work = pin!(work);
@@ -348,8 +404,7 @@ impl<'a> Publishing<'a> {
         }
     }
 
-    /// Publishes tasks of images, each given with the place behind it and its index.
-    async fn publish(&mut self, tasks: Vec<(u64, u64, Found)>) -> Result<(), WorkerError> {
+    async fn publish(&mut self, tasks: Vec<Task>) -> Result<(), WorkerError> {
         for (place, index, found) in tasks {
             while self.under_way.len() >= self.ctx.window {
                 self.pass_one().await?;
@@ -473,6 +528,21 @@ mod tests {
         })
     }
 
+    fn context(queue: Arc<dyn Queue<ImageRef>>, notes: &Arc<Notes>, start: Start) -> Context {
+        Context {
+            job: "job".into(),
+            lane: Lane::default(),
+            output: queue,
+            window: 3,
+            place: Place::at(start.stored),
+            start,
+            checkpoint: Arc::clone(notes) as Arc<dyn Checkpoint>,
+            mark: no_mark,
+            fails: None,
+            progress: Arc::default(),
+        }
+    }
+
     /// Lists these uris from `start`; gives what was published and announced.
     async fn listed(
         uris: &[&str],
@@ -484,18 +554,7 @@ mod tests {
         if start.announced.index > 0 {
             notes.0.lock().unwrap().push(start.announced);
         }
-        let ctx = Context {
-            job: "job".into(),
-            lane: Lane::default(),
-            output: Arc::clone(&queue),
-            window: 3,
-            place: Place::at(start.stored),
-            start,
-            checkpoint: Arc::clone(&notes) as Arc<dyn Checkpoint>,
-            mark: no_mark,
-            fails: None,
-            progress: Arc::default(),
-        };
+        let ctx = context(Arc::clone(&queue), &notes, start);
         let images: Vec<_> = uris.iter().map(|uri| found(uri)).collect();
         let images = stream::iter(images).boxed();
         let choice = Choice::Resume(Box::default());
@@ -547,5 +606,34 @@ mod tests {
             );
             assert_eq!(indices, Vec::<u64>::new(), "{changed:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_listing_goes_on_while_its_tasks_wait_so_that_few_announcements_cover_it() {
+        let full = MemoryQueueConfig {
+            capacity: 1,
+            ..MemoryQueueConfig::default()
+        };
+        let notes = Arc::new(Notes::default());
+        let ctx = context(Arc::new(MemoryQueue::new(full)), &notes, Start::default());
+        let listed = Arc::clone(&ctx.progress);
+        // As a thread sends them that lists.
+        let listing = stream::iter(0..CHUNK / 64).then(async |_| {
+            tokio::task::yield_now().await;
+            stream::iter((0..64).map(|_| found("a")))
+        });
+        let choice = Choice::Resume(Box::default());
+        let listing = listing.flatten().boxed();
+        let all = run(Arc::new(ctx), listing, choice, CancellationToken::new());
+        let mut all = pin!(all);
+        for _ in 0..CHUNK {
+            assert!(
+                futures::poll!(&mut all).is_pending(),
+                "nobody takes the tasks"
+            );
+        }
+        assert_eq!(listed.listed(), CHUNK as u64);
+        let announced = notes.0.lock().unwrap().len();
+        assert!(announced <= 3, "{announced}");
     }
 }
