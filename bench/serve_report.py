@@ -1,8 +1,8 @@
 """The tables of scripts/bench-serve.sh. Usage: python bench/serve_report.py FOLDER
 
 FOLDER holds what was measured, a file each: saturated.json, bare.json, bulk.json, TIMES-ROUND.json of
-bench/serve_load.py at so many times saturation, and hey-KIND.csv next to ours-KIND.json for the same load by
-two generators. Medians over rounds.
+bench/serve_load.py at so many times saturation, bench-TIMES-ROUND.json of `trommel bench` before it, and
+hey-KIND.csv next to ours-KIND.json for the same load by two generators. Medians over rounds.
 """
 
 import csv
@@ -55,6 +55,13 @@ def main():
     for times in ("0.02", "0.5", "0.9", "0.95", "3"):
         values = [rounds(times, name) for name in ("answered", "refused", "p50_ms", "p95_ms", "p99_ms", "sent_late_p95_ms")]
         print("| {} | {:.1f} | {:.2%} | {:.1f} | {:.1f} | {:.1f} | {:.1f} |".format(times, *values))
+    print("\n| times saturation | p95 by trommel bench, ms | p95 in the load after it, ms | ratio |\n| --- | --- | --- | --- |")
+    for times in ("0.3", "0.6", "0.8"):
+        said = statistics.median(
+            json.loads(path.read_text())["loads"][0]["milliseconds"]["p95"] for path in folder.glob(f"bench-{times}-*.json")
+        )
+        came = rounds(times, "p95_ms")
+        print(f"| {times} | {said:.1f} | {came:.1f} | {came / said:.2f} |")
     seconds = float(read("seconds"))
     print("\n| one photo, no pause | load generator | answers/s | p50, ms | p95, ms |\n| --- | --- | --- | --- | --- |")
     for kind in ("1", "16"):

@@ -47,5 +47,6 @@ timed "$trommel" jobs list
 timed "$trommel" jobs list --running
 timed "$trommel" jobs list --limit 0
 timed "$trommel" jobs show ended-10000
+echo "top measures rates over 5 s before it prints:"
 timed "$trommel" top --once
 echo "after:  $(memory)"

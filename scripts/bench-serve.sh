@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What `trommel serve` takes and gives on this machine: the rate at saturation, and the times of answers at
-# low load, at half load, near saturation, and at three times what it can do; the same by hey, next to ours; then both
-# duties, requests with a job; last, SIGKILL of one of two infer workers. Requests come in an open loop
-# (bench/serve_load.py), but for saturation and hey.
+# low load, at half load, near saturation, and at three times what it can do; whether they are what `trommel bench`
+# said; the same by hey, next to ours; then both duties, requests with a job; last, SIGKILL of one of two infer
+# workers. Requests come in an open loop (bench/serve_load.py), but for saturation and hey.
 #
 # The arguments are a model directory and a folder of images; without them, the ones of scripts/bench.sh. ROUNDS=3,
 # and lengths in seconds: LOAD_SECONDS=10 of each load, OVERLOAD_SECONDS=30, WINDOW_SECONDS=30 of both duties and
@@ -48,6 +48,12 @@ load --clients 16 >"$run/saturated.json"
 saturated=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["answered"])' "$run/saturated.json")
 for round in $(seq "$rounds"); do
     echo "round $round, load of the machine $(cut -d ' ' -f 1-3 /proc/loadavg)" >&2
+    # What `trommel bench` says of a load, and what the next minute then has.
+    for times in 0.3 0.6 0.8; do
+        "${on_client[@]}" "$trommel" bench "$images" --against "http://127.0.0.1:$port" --model "$name" --seed "$round" \
+            --rates "$(product "$saturated" "$times")" --duration "${seconds}s" --json >"$run/bench-$times-$round.json"
+        load --rate "$(product "$saturated" "$times")" >"$run/$times-$round.json"
+    done
     for times in 0.02 0.5 0.9 0.95; do
         load --rate "$(product "$saturated" "$times")" >"$run/$times-$round.json"
     done
