@@ -1,10 +1,11 @@
 """What one photo takes without a server: decoded, resized and run by ONNX Runtime, one after the other.
 
-Usage: python bench/serve_bare.py MODEL_DIR IMAGES SECONDS
+Usage: python bench/serve_bare.py MODEL_DIR IMAGES SECONDS RATE
 
 Pillow (bicubic, as the reference does) and, if it is installed, OpenCV decode and resize to the model's input;
 ONNX Runtime has one thread or as many as it takes by default. Prints a line of JSON: the median of each way in
-milliseconds, and the least of them.
+milliseconds and the least of them, without a pause between photos, and then again with RATE photos a second, between
+which the processor sleeps and forgets.
 """
 
 import io
@@ -36,10 +37,11 @@ def by_opencv(encoded, size):
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
-def median_ms(prepare, session, images, size, seconds):
+def median_ms(prepare, session, images, size, seconds, gap):
     name, times, number = session.get_inputs()[0].name, [], 0
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:
+        time.sleep(gap)
         start = time.perf_counter()
         pixels = prepare(images[number % len(images)], size)
         tensor = (pixels.astype(np.float32) / 127.5 - 1).transpose(2, 0, 1)[None]
@@ -50,10 +52,10 @@ def median_ms(prepare, session, images, size, seconds):
 
 
 def main():
-    model, folder, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    model, folder, seconds, rate = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     files = sorted(path for path in folder.rglob("*") if path.is_file())[:200]
     images = [file.read_bytes() for file in files]
-    found = {}
+    found, paused = {}, {}
     for named, threads in (("one thread", 1), ("all threads", len(os.sched_getaffinity(0)))):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -63,8 +65,10 @@ def main():
             size = 224
         for name, prepare in (("Pillow", by_pillow), ("OpenCV", by_opencv)):
             if name == "Pillow" or cv2:
-                found[f"{name}, {named}"] = median_ms(prepare, session, images, size, seconds)
-    print(json.dumps({"least": min(found.values()), **found}))
+                way = f"{name}, {named}"
+                found[way] = median_ms(prepare, session, images, size, seconds, 0)
+                paused[way] = median_ms(prepare, session, images, size, seconds, 1 / rate)
+    print(json.dumps({"least": min(found.values()), **found, "paused": {"least": min(paused.values()), **paused}}))
 
 
 main()

@@ -31,7 +31,6 @@ on_server=() on_client=()
 [[ -z ${SERVER_CORES:-} ]] || on_server=(taskset --cpu-list "$SERVER_CORES")
 [[ -z ${CLIENT_CORES:-} ]] || on_client=(taskset --cpu-list "$CLIENT_CORES")
 
-"${on_server[@]}" "$python" bench/serve_bare.py "$model" "$images" 2 >"$run/bare.json"
 "${on_server[@]}" "$trommel" classify "$images" --model "$model" --json --quiet --output "$run/rows.parquet" >"$run/bulk.json"
 
 "${on_server[@]}" "$trommel" serve --model "$model" --listen "127.0.0.1:$port" 2>"$run/log" &
@@ -59,6 +58,7 @@ for round in $(seq "$rounds"); do
     done
     load --rate "$(product "$saturated" 3)" --seconds "$overload" >"$run/3-$round.json"
 done
+"${on_server[@]}" "$python" bench/serve_bare.py "$model" "$images" 4 "$(product "$saturated" 0.02)" >"$run/bare.json"
 # The same photo by both generators, as hey sends only one.
 photo=$(find "$images" -type f | sort | sed -n 1p)
 echo "$seconds" >"$run/seconds.json"

@@ -2,8 +2,8 @@
 # Puts the native parts into .tools: ONNX Runtime, and cmake, nasm, valgrind and nats-server where the machine
 # has none, or none that is new enough.
 # Needs cargo, a C compiler, Python 3 and pip. Safe to repeat: what is there is not fetched again.
-# `setup.sh build` fetches only what building and running take, `setup.sh bench` a load generator for scripts/bench-serve.sh. With ONNXRUNTIME=gpu it is ONNX
-# Runtime's build for CUDA, with its providers beside it.
+# `setup.sh build` fetches only what building and running take, `setup.sh bench` a load generator for
+# scripts/bench-serve.sh. With ONNXRUNTIME=gpu it is ONNX Runtime's build for CUDA, with its providers next to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ case ${ONNXRUNTIME:=cpu} in
 cpu) package=onnxruntime ;;
 gpu) package=onnxruntime-gpu ;;
 *)
-    echo "setup: ONNXRUNTIME=$ONNXRUNTIME is none; give cpu or gpu" >&2
+    echo "setup: ONNXRUNTIME=$ONNXRUNTIME is invalid; give cpu or gpu" >&2
     exit 1
     ;;
 esac
@@ -45,8 +45,9 @@ debian_unpack() {
     local package=$1 suite=${2:-} home=$tools/apt${2:+/$2}
     command -v apt-get >/dev/null || return 1
     mkdir -p "$home/lists/partial" "$home/archives/partial"
+    # A mirror that is some weeks behind will do: packages are signed, and what needs a version checks it.
     local options=(-qq -o "Dir::State::lists=$home/lists" -o "Dir::Cache=$home" -o Debug::NoLocking=1
-        -o APT::Sandbox::User=)
+        -o APT::Sandbox::User= -o Acquire::Check-Valid-Until=false)
     if [[ -n $suite ]]; then
         local keyring=/usr/share/keyrings/debian-archive-keyring.gpg mirror
         # The archive itself, not the security or backports ones beside it.
