@@ -276,9 +276,10 @@ async fn announce_all(
     let (mut passed, mut tasks, mut is_all) = (at.index, Vec::new(), false);
     loop {
         let is_known = at.index >= expected.index;
+        let is_ahead = is_known && at.index - passed >= CHUNK as u64;
         tokio::select! {
             biased;
-            chunk = ready.next(), if !is_all && !(is_known && at.index - passed >= CHUNK as u64) => {
+            chunk = ready.next(), if !(is_all || is_ahead) => {
                 is_all = chunk.is_none();
                 for found in chunk.into_iter().flatten() {
                     at = observe(ctx, choice, at, found?, &mut tasks)?;
