@@ -1,5 +1,6 @@
 //! A dry run's sink: rows are counted and measured, and stored nowhere.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -158,10 +159,33 @@ impl TrialSink {
     }
 }
 
+/// The part of these times in which work was steady: without the first fifth, in which queues fill, and the last
+/// tenth, in which they empty. The rows of a batch become known together, so the part begins and ends
+/// with the last row of a batch: half a batch too much is half of a short sample.
+fn steady(times: &[i64]) -> &[i64] {
+    let (first, behind) = (times.len() / 5, times.len() - times.len() / 10);
+    let gap = |row: &usize| {
+        times
+            .get(row + 1)
+            .map_or(i64::MAX, |next| next - times[*row])
+    };
+    let reach = times.len() / 4;
+    let ends = |rows: Range<usize>| {
+        let largest = rows.clone().map(|row| gap(&row)).max().unwrap_or_default();
+        rows.filter(move |row| gap(row) >= largest / 4)
+    };
+    let from = ends(first..behind.min(first + reach + 1)).next();
+    let to = ends(first.max(behind.saturating_sub(reach + 1))..behind).next_back();
+    match (from, to) {
+        (Some(from), Some(to)) if from < to => &times[from..=to],
+        _ => &times[first..behind],
+    }
+}
+
 /// The mean time between rows that became known then, in microseconds, in rising order; and half its
-/// interval. Without the first fifth, in which queues fill, and the last tenth, in which they empty.
+/// interval.
 fn seconds_each(times: &[i64]) -> Option<(f64, Option<f64>)> {
-    let steady = &times[times.len() / 5..times.len() - times.len() / 10];
+    let steady = steady(times);
     let seconds = |from: usize, to: usize| (steady[to] - steady[from]) as f64 / 1e6;
     let last = steady.len().checked_sub(1).filter(|last| *last > 0)?;
     let mean = seconds(0, last) / last as f64;
@@ -245,6 +269,21 @@ mod tests {
             (interval.unwrap() / expected - 1.0).abs() < 0.1,
             "{interval:?}"
         );
+    }
+
+    /// Rows of two sessions that end their batches together: `tune` took such a sample for a rate without end.
+    #[test]
+    fn the_time_of_a_row_is_that_of_whole_batches() {
+        for (rounds, together) in [(4, 32), (5, 32), (9, 16), (30, 2), (200, 1)] {
+            let row = |row: i64| row / together * 40_000 + row % together * 10;
+            let times: Vec<_> = (0..rounds * together).map(row).collect();
+            let (each, _) = seconds_each(&times).unwrap();
+            let expected = 0.04 / together as f64;
+            assert!(
+                (each / expected - 1.0).abs() < 0.02,
+                "{rounds} of {together}: {each}"
+            );
+        }
     }
 
     #[test]

@@ -21,7 +21,9 @@ use crate::forecast::Spending;
 use crate::model::{self, OpenedModel};
 
 /// Fewest images of a trial, however small its share of the budget.
-const LEAST_IMAGES: f64 = 32.0;
+const LEAST_IMAGES: u64 = 32;
+/// Fewest batches of a session in a trial: the rate is that of whole batches in its middle.
+const LEAST_BATCHES: u64 = 4;
 
 /// The objective of a search.
 #[derive(Debug, Clone)]
@@ -108,7 +110,7 @@ impl Trials<'_> {
     fn run(&self, settings: &Tuned, share: f64) -> Result<Tried> {
         let mut config = self.config.clone();
         settings.set(&mut config);
-        let images = (share * self.images as f64).ceil().max(LEAST_IMAGES) as u64;
+        let images = images(settings, share * self.images as f64);
         let options = config.source_options(&JobOptions {
             sample: Some(images),
             ..JobOptions::default()
@@ -179,6 +181,14 @@ impl Trials<'_> {
     }
 }
 
+/// Images of a trial of these settings that is to have as many as `wanted`.
+fn images(settings: &Tuned, wanted: f64) -> u64 {
+    let at_once = (settings.max_batch.get() * settings.instances.get()) as u64;
+    (wanted.ceil() as u64)
+        .max(LEAST_IMAGES)
+        .max(LEAST_BATCHES * at_once)
+}
+
 /// Whether other settings may run although these did not.
 fn does_not_fit(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<InferError>();
@@ -246,4 +256,22 @@ pub(super) fn encoded(
     let fetched = runtime.block_on(crate::bench::fetch(source.as_ref(), limits, reads));
     let fetched = fetched.context("failed to read the images for the requests")?;
     Ok(fetched.images.into_iter().map(|(_, bytes)| bytes).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+
+    #[test]
+    fn a_short_trial_holds_several_batches_of_each_session() {
+        let settings = |batch, instances| Tuned {
+            instances: NonZeroUsize::new(instances).unwrap(),
+            ..Tuned::of(&Config::default(), NonZeroUsize::new(batch).unwrap())
+        };
+        assert_eq!(images(&settings(1, 2), 0.0), 32);
+        assert_eq!(images(&settings(16, 2), 57.0), 128);
+        assert_eq!(images(&settings(16, 2), 512.0), 512);
+    }
 }
