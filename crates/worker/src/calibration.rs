@@ -1,6 +1,6 @@
 //! Which size of batch is the fastest: measured once for a model on a machine, and remembered. What is
-//! measured while others keep the machine busy says little, so it is used and not remembered. What engines
-//! learn later takes its place.
+//! measured while others keep the machine busy says little, so it is measured again as soon as they do not. What
+//! engines learn later takes its place.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::InferConfig;
 #[derive(Debug, Serialize, Deserialize)]
 struct Measured {
     max_batch: usize,
-    /// Whether others left the machine alone meanwhile. If not, it is measured again.
+    /// Whether others left the machine alone meanwhile. If not, it is measured again once they do.
     quiet: bool,
 }
 
@@ -88,6 +88,7 @@ fn file(model: &Model, config: &InferConfig) -> Option<PathBuf> {
 
 fn fastest(model: &Model, config: &InferConfig) -> Result<Measured, InferError> {
     let file = file(model, config);
+    let recall = |file| recall(file, is_busy);
     if let Some(measured) = file.as_deref().and_then(recall) {
         return Ok(measured);
     }
@@ -210,9 +211,25 @@ fn processor() -> String {
     name.unwrap_or("processor").to_owned()
 }
 
-fn recall(file: &Path) -> Option<Measured> {
+/// What was measured, unless a better measurement can be had now.
+fn recall(file: &Path, is_busy: impl FnOnce() -> bool) -> Option<Measured> {
     let measured: Measured = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    (measured.max_batch > 0 && measured.quiet).then_some(measured)
+    (measured.max_batch > 0 && (measured.quiet || is_busy())).then_some(measured)
+}
+
+/// Whether others use the machine at this moment, where the system says it.
+fn is_busy() -> bool {
+    let cores = std::thread::available_parallelism().map_or(1, Into::into);
+    let running = fs::read_to_string("/proc/loadavg").ok();
+    running.is_some_and(|text| others_run(&text, cores))
+}
+
+/// Whether more threads run than this one and what a quiet machine does besides.
+fn others_run(loadavg: &str, cores: usize) -> bool {
+    // Three averages, then the threads that run of all
+    let threads = loadavg.split(' ').nth(3).and_then(|it| it.split_once('/'));
+    let running: Option<f64> = threads.and_then(|(running, _)| running.parse().ok());
+    running.is_some_and(|running| running - 1.0 > QUIET * cores as f64)
 }
 
 /// Remembers a size, as far as the folder can be written.
@@ -244,30 +261,49 @@ mod tests {
     fn what_was_measured_is_remembered_and_damage_is_not_believed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("batches/any.json");
-        assert!(recall(&file).is_none());
+        let recall = || recall(&file, || false);
+        assert!(recall().is_none());
         let measured = |max_batch| Measured {
             max_batch,
             quiet: true,
         };
         write(&file, &measured(4)).unwrap();
         remember(&file, &measured(2));
-        assert_eq!(recall(&file).unwrap().max_batch, 2);
+        assert_eq!(recall().unwrap().max_batch, 2);
         let zero = r#"{"max_batch":0,"quiet":true}"#;
         for text in ["", zero, "{\"max_batch\":"] {
             fs::write(&file, text).unwrap();
-            assert!(recall(&file).is_none(), "{text}");
+            assert!(recall().is_none(), "{text}");
         }
     }
 
-    /// N9: what was measured next to another load was remembered forever.
+    /// N9: what was measured next to another load was remembered forever. Measured at each start, it cost a
+    /// busy machine most of a short run.
     #[test]
-    fn what_was_measured_on_a_busy_machine_is_not_believed() {
+    fn what_was_measured_on_a_busy_machine_holds_while_it_is_busy() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("any.json");
-        for text in [r#"{"max_batch":2}"#, r#"{"max_batch":2,"quiet":false}"#] {
-            fs::write(&file, text).unwrap();
-            assert!(recall(&file).is_none(), "{text}");
-        }
+        fs::write(&file, r#"{"max_batch":2}"#).unwrap();
+        assert!(recall(&file, || true).is_none(), "of an earlier release");
+        let measured = Measured {
+            max_batch: 2,
+            quiet: false,
+        };
+        write(&file, &measured).unwrap();
+        assert!(recall(&file, || false).is_none());
+        let held = recall(&file, || true).unwrap();
+        assert!(held.max_batch == 2 && !held.quiet, "{held:?}");
+    }
+
+    #[test]
+    fn a_machine_is_busy_while_others_run_on_it() {
+        let busy =
+            |running: &str, cores| others_run(&format!("9.50 8.00 7.00 {running} 77\n"), cores);
+        assert!(!busy("1/300", 4));
+        assert!(busy("2/300", 4));
+        assert!(!busy("8/300", 64));
+        assert!(busy("12/300", 64));
+        assert!(!others_run("", 4));
     }
 
     #[test]
