@@ -23,6 +23,7 @@ pub struct Progress {
     failed: AtomicU64,
     committed: AtomicU64,
     committed_bytes: AtomicU64,
+    repeated: AtomicU64,
     parts: AtomicU64,
     retried: AtomicU64,
     bytes: AtomicU64,
@@ -113,7 +114,8 @@ impl Progress {
 
     /// Rows of this run that are known and not durable yet.
     pub fn pending(&self) -> u64 {
-        (self.ok() + self.failed()).saturating_sub(self.committed())
+        let ended = self.committed() + self.repeated.load(Relaxed);
+        (self.ok() + self.failed()).saturating_sub(ended)
     }
 
     /// Parts written by this run.
@@ -207,6 +209,11 @@ impl Progress {
         self.committed.fetch_add(rows, Relaxed);
         self.committed_bytes.fetch_add(bytes, Relaxed);
         self.parts.fetch_add(1, Relaxed);
+    }
+
+    /// Counts rows that were committed before and came once more.
+    pub(crate) fn count_repeated(&self, rows: u64) {
+        self.repeated.fetch_add(rows, Relaxed);
     }
 
     pub(crate) fn count_outcome(&self, classification: &Classification) {

@@ -141,12 +141,15 @@ async fn commit_part(
         .iter()
         .map(|held| Arc::clone(held.delivery.message()))
         .collect();
+    let given = batch.len() as u64;
     let bytes = batch.iter().filter_map(|row| row.bytes).sum();
     let start = Instant::now();
     let committed = rows::commit(sink, batch, ctx.shared.as_deref()).await;
     ctx.progress
         .add_time(crate::progress::Task::Commit, start.elapsed());
-    ctx.progress.count_committed(committed?, bytes);
+    let committed = committed?;
+    ctx.progress.count_committed(committed, bytes);
+    ctx.progress.count_repeated(given.saturating_sub(committed));
     ctx.committed.send_replace(Counts::of(sink.ledger()));
     let settled = stream::iter(held).map(Held::settle);
     // A broker that crashed may have forgotten what it delivered, and then answers none of them.

@@ -113,7 +113,7 @@ async fn a_failed_row_that_comes_again_counts_once() {
         held: HeldRows::new(u64::MAX),
         // Ten of a hundred are fine, fifty are proof of a hopeless job.
         max_failure_rate: Some(0.12),
-        progress,
+        progress: Arc::clone(&progress),
         committed,
         shared: None,
     });
@@ -121,6 +121,8 @@ async fn a_failed_row_that_comes_again_counts_once() {
     assert!(ended.is_ok(), "{:?}", ended.err());
     let counts = counts.borrow();
     assert_eq!((counts.committed, counts.failed()), (100, 10));
+    // Else an ingest worker would wait for them, and never queue again what the broker has lost.
+    assert_eq!(progress.pending(), 0);
 }
 
 /// R50.
