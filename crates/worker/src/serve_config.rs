@@ -17,27 +17,28 @@ const SHARE_OF_BATCH: u32 = 4;
 pub struct ServeConfig {
     /// Address that answers over HTTP. Default: `127.0.0.1:8080`, which other machines cannot reach.
     pub listen: SocketAddr,
-    /// Whether requests are answered over the broker too, on `trommel.classify.NAME`. Default: no.
+    /// Whether requests are also answered over the broker, on `trommel.classify.NAME`. Default: no.
     pub nats: bool,
-    /// Time in which 95 of 100 requests are to be answered. While requests come, no batch holds the
-    /// device for longer than a quarter of it, and more are refused once answers take longer.
-    /// Default: `120ms`.
+    /// Time within which 95 % of requests are to be answered. While requests arrive, no batch
+    /// occupies the device for longer than a quarter of it; if answers take longer, more requests
+    /// are refused. Default: `120ms`.
     #[serde(with = "humantime_serde")]
     pub slo: Duration,
-    /// Longest time a request's image waits for others that are on their way to the same batch.
+    /// Longest time that the image of a request waits for others on their way to the same batch.
     /// Default: `5ms`.
     #[serde(with = "humantime_serde")]
     pub max_wait: Duration,
-    /// Requests for one model that are worked on or wait; further ones are refused. Fewer are let in
-    /// where these would take longer than `slo`. Default: 256.
+    /// Requests for one model that are processed or waiting; further ones are refused. Fewer are
+    /// admitted if they would take longer than `slo`. Default: 256.
     pub queue: NonZeroUsize,
-    /// Time after which an infer worker that a serve worker has asked counts as dead; the image is
-    /// sent to another one then, once. Set it above what a full batch takes. Default: `2s`.
+    /// Time after which an infer worker that does not answer a serve worker counts as dead; its
+    /// images are then sent to another one, once. Set it above the time of a full batch. Default:
+    /// `2s`.
     #[serde(with = "humantime_serde")]
     pub infer_timeout: Duration,
     /// Largest body of a request in bytes. Default: 64 MiB.
     pub max_body: NonZeroUsize,
-    /// Bytes of bodies that are held at once; further requests are refused. Default: 512 MiB.
+    /// Bytes of bodies held at once; further requests are refused. Default: 512 MiB.
     pub max_bytes_in_flight: NonZeroUsize,
     /// Largest image in pixels, if `preprocess.max-pixels` is not smaller. Default: 50,000,000.
     pub max_pixels: u64,
@@ -45,25 +46,26 @@ pub struct ServeConfig {
     pub max_files: NonZeroUsize,
     /// Open connections; further ones are refused. Default: 1024.
     pub max_connections: NonZeroUsize,
-    /// Time in which the head of a request has to come, on a new connection or on one that has been
-    /// answered. Default: `10s`.
+    /// Time limit for receiving the head of a request, on a new connection or after an answer.
+    /// Default: `10s`.
     #[serde(with = "humantime_serde")]
     pub header_timeout: Duration,
-    /// Time in which its body has to come. Default: `30s`.
+    /// Time limit for receiving the body of a request. Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub body_timeout: Duration,
-    /// Time after which a client that takes nothing of an answer is left. Default: `30s`.
+    /// Time after which the connection to a client that does not read its answer is closed.
+    /// Default: `30s`.
     #[serde(with = "humantime_serde")]
     pub write_timeout: Duration,
-    /// File that holds the token which requests have to bring as `Authorization: Bearer`. Default: the
-    /// variable `TROMMEL_SERVE_TOKEN`; without either nobody is asked for one.
+    /// File with the token that requests must send as `Authorization: Bearer`. Default: the
+    /// variable `TROMMEL_SERVE_TOKEN`; without either, no token is required.
     pub token_file: Option<PathBuf>,
-    /// Places of the web, such as `https://host/path/`, that a request may name its image by:
+    /// Web addresses, such as `https://host/path/`, below which a request may name its image by
     /// `{"url": "https://host/path/cat.jpg"}`. Default: none.
     pub allow_url: Vec<String>,
     /// Certificate chain of the server, PEM. Default: none, and no TLS.
     pub tls_certificate: Option<PathBuf>,
-    /// Its private key, PEM. Default: none.
+    /// Private key of the certificate, PEM. Default: none.
     pub tls_key: Option<PathBuf>,
 }
 

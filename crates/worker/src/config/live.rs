@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct LiveConfig {
-    /// Sources whose frames are classified, by the names they are published under, `*` for all. Read by
-    /// `trommel serve` and by workers that answer requests. Default: none.
+    /// Live sources whose frames are classified, by name; `*` for all. Read by `trommel serve` and
+    /// by workers that answer requests. Default: none.
     pub sources: Vec<String>,
     /// The model that classifies them. Default: the only one that answers requests.
     pub model: Option<String>,
-    /// Frames of one source that are worked on at once. Default: 1.
+    /// Frames of one source that are processed at once. Default: 1.
     pub max_in_flight: NonZeroUsize,
-    /// Which frames of a source are taken: every one, every second, and so on. Default: 1.
+    /// Take every Nth frame of a source. Default: 1.
     pub stride: NonZeroUsize,
-    /// Frames a second that are taken of a source at most. Default: no limit.
+    /// Most frames per second taken from a source. Default: no limit.
     pub max_rate: Option<f64>,
     /// Sources that are known at once; frames of further ones are dropped. Default: 1024.
     pub max_sources: NonZeroUsize,
@@ -35,7 +35,7 @@ impl Default for LiveConfig {
 }
 
 impl LiveConfig {
-    /// Names every setting that cannot work, with its remedy.
+    /// Names every invalid setting, with its remedy.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for source in &self.sources {
