@@ -1,11 +1,12 @@
-//! How fast rows are committed to Parquet, and how soon a job of a billion rows goes on.
+//! Measures how fast rows are committed to Parquet, and how soon a job of a billion rows resumes.
 //!
 //! `scripts/bench-sink.sh` runs it. Each command prints one JSON object:
 //!
 //! - `sink commit DIR` commits 1,000,000 rows with five labels each, in parts of 20,000.
-//! - `sink simulate DIR` makes what a job has left that committed 1,000,000,000 rows in 50,000
-//!   parts. Every footer is a real one; the pages before it are left out, as a resume reads none.
-//! - `sink resume DIR` opens that job again, in a process of its own so that its memory is known.
+//! - `sink simulate DIR` creates the remains of a job that committed 1,000,000,000 rows in 50,000
+//! parts. Every footer is real; pages are left out, because a resume does not read them.
+//! - `sink resume DIR` opens that job again, in a separate process so that its memory can be
+//! measured.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -23,13 +24,13 @@ use trommel_types::{
     Classification, Content, ImageRef, ImageSize, Lane, Outcome, Scores, TopLabel,
 };
 
-/// Rows of a part, as by default.
+/// Rows in a part, the default.
 const PART: u64 = 20_000;
-/// Rows that are really committed.
+/// Rows that are actually committed.
 const ROWS: u64 = 1_000_000;
 /// Parts of the simulated job.
 const PARTS: u64 = 50_000;
-/// Runs of consecutive indices in one of its parts: images do not end in the order of the listing.
+/// Runs of consecutive indices in one part: images do not finish in listing order.
 const RUNS: u64 = 20;
 /// The name of the run.
 const RUN: &str = "00000000";
@@ -53,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn commit(dir: &Path) -> Result<Value, Box<dyn Error>> {
     let mut sink = open(dir).await?;
-    // Made before the clock runs: the sink gets its rows from a queue.
+    // Before the clock starts: the sink gets its rows from a queue.
     let labels = labels();
     let parts: Vec<Vec<_>> = (0..ROWS / PART)
         .map(|part| {
@@ -132,7 +133,8 @@ fn part(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("part-{number:08}-{RUN}.parquet"))
 }
 
-/// The footer of a part that commits every second run of a window, its neighbour the others.
+/// The footer of a part that commits every second run of a window; its neighbour commits the
+/// others.
 fn with_ranges(metadata: &ParquetMetaData, number: u64) -> ParquetMetaData {
     let length = PART / RUNS;
     let window = (number / 2) * 2 * PART + (number % 2) * length;
@@ -211,7 +213,7 @@ fn row(index: u64, labels: &[Arc<str>]) -> Classification {
     }
 }
 
-/// The most memory this process has held, as the kernel counts it.
+/// Peak memory of this process, as counted by the kernel.
 fn peak_mb() -> Result<u64, Box<dyn Error>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"));

@@ -3,38 +3,39 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use trommel_storage::StorageError;
 
-/// Whether a store refuses to overwrite when it is asked to. A job decides it once, when its output
-/// is opened first: sinks that decide differently do not see each other's parts.
+/// Whether a store honours requests not to overwrite. Decided once per job, when its output is
+/// first opened: sinks that disagree would not see each other's parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preconditions {
-    /// Ask the store.
+    /// Unknown; probe the store.
     #[default]
     Probe,
-    /// It refuses.
+    /// It refuses to overwrite.
     Honoured,
-    /// It overwrites; parts are claimed elsewhere first.
+    /// It overwrites, so parts are claimed elsewhere first.
     Ignored,
 }
 
-/// A part number that a sink has taken, on a store that honours no preconditions.
+/// A part number claimed by a sink, on a store that ignores preconditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The part's number.
     pub part: u64,
-    /// Changes with every change of the claim.
+    /// Changes whenever the claim changes.
     pub revision: u64,
-    /// The object that was committed under it; none yet when the part is still being written.
+    /// The object committed under it; `None` while the part is being written.
     pub committed: Option<String>,
 }
 
-/// Claims of the part numbers of one output, and of the output itself, kept where compare-and-set works.
+/// Claims of the part numbers of one output, and of the output itself, in a place with
+/// compare-and-set.
 #[async_trait]
 pub trait Claims: Send + Sync {
-    /// Whether the output is still this job's: a later job has not taken it over.
+    /// Whether the output still belongs to this job: a later job has not taken it over.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// If that cannot be read.
     async fn hold_output(&self) -> Result<bool, StorageError> {
         Ok(true)
     }
@@ -42,30 +43,30 @@ pub trait Claims: Send + Sync {
     /// All claims.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     async fn list(&self) -> Result<Vec<Claim>, StorageError>;
 
-    /// Claims a number, `replaces` being the revision of a claim that was not committed. Returns
-    /// the claim's revision, which no claim of this output had before.
+    /// Claims a number; `replaces` is the revision of a claim that was not committed. Returns the
+    /// claim's revision, which is unique for this output.
     ///
     /// # Errors
-    /// [`LostRace`](trommel_storage::StorageErrorKind::LostRace) when another has it.
+    /// [`LostRace`](trommel_storage::StorageErrorKind::LostRace) if another sink has it.
     async fn open(&self, part: u64, replaces: Option<u64>) -> Result<u64, StorageError>;
 
     /// Commits a claim.
     ///
     /// # Errors
-    /// [`LostRace`](trommel_storage::StorageErrorKind::LostRace) when another has taken it over.
+    /// [`LostRace`](trommel_storage::StorageErrorKind::LostRace) if another sink has taken it over.
     async fn commit(&self, part: u64, revision: u64, object: &str) -> Result<(), StorageError>;
 
-    /// Removes all claims, and leaves no marker of any.
+    /// Removes all claims, without leaving delete markers.
     ///
     /// # Errors
-    /// When they cannot be removed.
+    /// If they cannot be removed.
     async fn clear(&self) -> Result<(), StorageError>;
 }
 
-/// The claims, and the one on the next number that was never committed.
+/// The claims, and the uncommitted one on the next number, if any.
 pub(crate) struct Claimed {
     pub(crate) claims: Arc<dyn Claims>,
     pub(crate) replaces: Option<u64>,

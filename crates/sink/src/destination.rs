@@ -9,17 +9,18 @@ use trommel_storage::{ObjectStore, S3Config, StorageError, StorageErrorKind};
 
 use crate::Format;
 
-/// A folder of parts, in a file system or a bucket, and the single file that they may become.
+/// A folder of parts, in a file system or a bucket, and the single file that they may be merged
+/// into.
 #[derive(Debug, Clone)]
 pub struct Destination {
     /// The parts.
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// The folder that holds the parts, if it is local.
+    /// The folder with the parts, if it is local.
     pub(crate) folder: Option<PathBuf>,
-    /// The single file that the parts become in the end.
+    /// The single file that the parts are merged into.
     pub(crate) file: Option<PathBuf>,
     pub(crate) format: Format,
-    /// What the user sees in the end.
+    /// How it is shown to the user.
     pub(crate) shown: String,
 }
 
@@ -30,12 +31,13 @@ impl fmt::Display for Destination {
 }
 
 impl Destination {
-    /// Reads what a user typed: `x.parquet`, `x.jsonl` (or `.ndjson`) and `x.csv` are single files;
-    /// a name that ends with `/`, has no suffix or is a folder already is a folder of parts in
-    /// `part_format`, unless another one follows it, as in `folder/?format=jsonl`.
+    /// Parses a user's output: `x.parquet`, `x.jsonl` (or `.ndjson`) and `x.csv` are single files;
+    /// a name that ends with `/`, has no suffix or is an existing folder is a folder of parts in
+    /// `part_format`, unless it is followed by another format, as in `folder/?format=jsonl`.
     ///
     /// # Errors
-    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) for what rows cannot go to.
+    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) if rows cannot be written
+    /// there.
     pub fn parse(text: &str, part_format: Format) -> Result<Self, StorageError> {
         let invalid = |reason: &str| {
             let message = format!("output {text}: {reason}");
@@ -73,12 +75,12 @@ impl Destination {
         Ok(Self::local(parts.into(), Some(path), format))
     }
 
-    /// Reads `s3://bucket/prefix/`; `None` for what is in no bucket. Parts are written in
-    /// `part_format`, unless another one follows, as in `s3://bucket/prefix/?format=jsonl`.
+    /// Parses `s3://bucket/prefix/`; `None` if it is not in a bucket. Parts are written in
+    /// `part_format`, unless another format follows, as in `s3://bucket/prefix/?format=jsonl`.
     ///
     /// # Errors
     /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) for a single object: only a
-    /// file system can put the parts together at the end.
+    /// file system can merge the parts at the end.
     pub fn in_bucket(
         text: &str,
         part_format: Format,
@@ -123,22 +125,22 @@ impl Destination {
         }
     }
 
-    /// What the user sees in the end: the file, or the folder.
+    /// What the user sees: the file, or the folder.
     pub fn path(&self) -> &Path {
         Path::new(&self.shown)
     }
 
-    /// The local folder that holds the parts, and the record of the job.
+    /// The local folder with the parts and the job's record.
     pub fn parts(&self) -> &Path {
         self.folder.as_deref().unwrap_or(self.path())
     }
 
-    /// The encoding of rows.
+    /// Encoding of the rows.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The folder that holds the single file.
+    /// The folder with the single file.
     pub(crate) fn parent_of(file: &Path) -> &Path {
         file.parent()
             .filter(|parent| !parent.as_os_str().is_empty())

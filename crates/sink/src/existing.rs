@@ -4,15 +4,15 @@ use std::collections::{HashMap, VecDeque};
 use roaring::RoaringTreemap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// The images that have a row already, by uri, and by etag where both the row and the listing have one.
-/// Takes about 50 bytes a row.
+/// The images that already have a row, by uri, and by etag if both the row and the listing have
+/// one. Takes about 50 bytes per row.
 #[derive(Default)]
 pub struct Existing {
-    /// By the hash of the uri: of several rows of a uri the first.
+    /// By hash of the uri; of several rows with the same uri, the first.
     rows: HashMap<u128, Known>,
-    /// The other ones.
+    /// The other rows.
     more: HashMap<u128, VecDeque<Known>>,
-    /// The indices of all of them.
+    /// All their indices.
     taken: RoaringTreemap,
     next: u64,
 }
@@ -22,20 +22,20 @@ struct Known {
     index: u64,
     /// A hash of the etag, if it has one.
     etag: Option<u64>,
-    /// Whether another model has no such row, so that the image has to come again.
+    /// Whether another model lacks this row, so that the image has to be classified again.
     is_lacking: bool,
 }
 
 impl Known {
-    /// Whether the row is one of the image as it is now. One without an etag stands for the image whatever
-    /// it is now.
+    /// Whether the row belongs to the image in its current version. A row without an etag matches
+    /// any version.
     fn is_of(&self, etag: Option<u64>) -> bool {
         !self.is_lacking && (self.etag.is_none() || etag.is_none() || self.etag == etag)
     }
 }
 
 impl Existing {
-    /// Adds a row. Its index is not given to a new image.
+    /// Adds a row. Its index is not given to new images.
     pub(crate) fn add(&mut self, uri: &str, etag: Option<&str>, index: u64) {
         let known = Known {
             index,
@@ -53,7 +53,7 @@ impl Existing {
         }
     }
 
-    /// Adds the row of an image that has changed, whose new row has taken its place: it comes again.
+    /// Adds the row of an image that has changed and whose new row replaces it.
     pub(crate) fn add_replaced(&mut self, uri: &str, index: u64) {
         self.add(uri, None, index);
         let uri = hash_of(uri);
@@ -71,14 +71,14 @@ impl Existing {
         self.next = self.next.max(first);
     }
 
-    /// New images get the indices from `first` on that no row has: a run that was interrupted has
-    /// committed rows in any order, and gives the others the same indices again.
+    /// New images get unused indices from `first` on. An interrupted run has committed rows in any
+    /// order; repeating it gives the others the same indices again.
     pub(crate) fn fill_from(&mut self, first: u64) {
         self.next = first;
     }
 
-    /// The images that have rows here and there, of two models of one job: those that one of them lacks, or
-    /// has another version of, come again, under the same index.
+    /// Merges the images of two models of one job: those that one of them lacks, or has in another
+    /// version, are classified again under the same index.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.next = self.next.max(other.next);
@@ -100,8 +100,8 @@ impl Existing {
         self
     }
 
-    /// The index for the row of an image of the listing; `None` if it has one. An image that has changed
-    /// takes the place of its row, a new one comes behind all others: the same listing gives the same
+    /// The index for the row of a listed image; `None` if it has a row. A changed image takes the
+    /// index of its old row, a new image the next free one. The same listing always gives the same
     /// indices.
     pub fn index_for(&mut self, uri: &str, etag: Option<&str>) -> Option<u64> {
         let (uri, etag) = (hash_of(uri), etag.map(hash));
@@ -118,7 +118,7 @@ impl Existing {
             return None;
         }
         let index = known.index;
-        // One that is listed as often as it has rows takes the place of each.
+        // A uri that is listed as often as it has rows takes each of their indices once.
         match more.and_then(VecDeque::pop_front) {
             Some(next) => *known = next,
             None => drop(self.rows.remove(&uri)),
@@ -127,7 +127,7 @@ impl Existing {
     }
 }
 
-/// Of a uri as every output can hold it: no table has a NUL.
+/// The uri in a form that every output can store: PostgreSQL has no NUL.
 fn hash_of(uri: &str) -> u128 {
     match uri.contains('\0') {
         true => xxh3_128(uri.replace('\0', "\u{FFFD}").as_bytes()),

@@ -1,4 +1,4 @@
-//! What the encodings of rows are called.
+//! Names of the row formats.
 
 use std::fmt;
 use std::path::Path;
@@ -9,7 +9,7 @@ use trommel_storage::{StorageError, StorageErrorKind};
 
 macro_rules! formats {
     ($($(#[$doc:meta])* $name:ident => $suffixes:expr;)*) => {
-        /// The encodings of rows.
+        /// The row formats.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Format {
@@ -17,7 +17,7 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// All of them.
+            /// All formats.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
             /// The suffixes of its files; the first one is also its name.
@@ -33,7 +33,7 @@ macro_rules! formats {
 formats! {
     /// Apache Parquet, zstd.
     Parquet => ["parquet"];
-    /// One JSON object a line.
+    /// One JSON object per line.
     Jsonl => ["jsonl", "ndjson"];
     /// RFC 4180, with a header.
     Csv => ["csv"];
@@ -59,7 +59,7 @@ impl fmt::Display for Format {
 impl FromStr for Format {
     type Err = StorageError;
 
-    /// Reads the name of a format, or a suffix of its files.
+    /// Parses the name of a format, or a suffix of its files.
     fn from_str(name: &str) -> Result<Self, StorageError> {
         let name = name.to_ascii_lowercase();
         let has_name = |format: &&Self| format.suffixes().contains(&name.as_str());

@@ -18,19 +18,19 @@ use crate::read_back::{failed, images};
 use crate::takeover::{folder_of, retry_of};
 use crate::{Base, Destination, Existing, Format, JobRecord, PartSummary, Retry};
 
-/// Parts that are looked at side by side.
+/// Parts read concurrently.
 const READS: usize = 32;
-/// Failed rows that one retry takes at most: each is held in memory while its image is looked for.
+/// Most failed rows in one retry: each is held in memory while its image is looked up.
 const MOST_IMAGES: usize = 5_000_000;
 
-/// An image whose row is failed.
+/// An image with a failed row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FailedImage {
     /// Its index in the job.
     pub index: u64,
     /// Its uri.
     pub uri: String,
-    /// The store's version of it, where the row has one.
+    /// The store's version of it, if the row has one.
     pub etag: Option<String>,
     /// The values of the pass-through columns.
     pub columns: Vec<Scalar>,
@@ -43,7 +43,7 @@ pub(crate) struct FailedRow {
     pub(crate) error: String,
 }
 
-/// The images of failed rows that a retry takes.
+/// The images of failed rows that a retry classifies.
 #[derive(Default)]
 pub(crate) struct FailedImages {
     retry: Retry,
@@ -85,11 +85,11 @@ impl FailedImages {
     }
 }
 
-/// The parts of a job, or of one of its retries, that count.
+/// The valid parts of a job, or of one of its retries.
 pub(crate) struct Generation {
     /// 0 for the job itself.
     number: u32,
-    /// What was classified; unknown of a single file, which holds the rows of all.
+    /// What was classified; unknown for a single file, which contains all rows.
     source: Option<String>,
     files: Vec<RowFile>,
 }
@@ -121,13 +121,13 @@ impl Generation {
         }
     }
 
-    /// How many rows there are, as far as that is known without reading them.
+    /// Number of rows, if known without reading them.
     pub(crate) fn rows(&self) -> u64 {
         let records = self.files.iter().filter_map(|file| file.record.as_ref());
         records.map(|record| record.rows).sum()
     }
 
-    /// Its parts, as the summary of the job names them.
+    /// Its parts, as named in the job's summary.
     pub(crate) fn parts(&self) -> Vec<PartSummary> {
         let folder = folder_of(self.number).map_or_else(String::new, |folder| folder + "/");
         let parts = self.files.iter().filter_map(|file| match &file.place {
@@ -141,18 +141,18 @@ impl Generation {
         parts.collect()
     }
 
-    /// Its files of a local folder, by the place of the job's own.
+    /// Its files in a local folder; `place` is the job's own.
     pub(crate) fn paths(&self, folder: &Path) -> Vec<PathBuf> {
         let parts = self.parts().into_iter();
         parts.map(|part| folder.join(part.name)).collect()
     }
 
-    /// Whether its rows are those of images of this source, as far as that is known.
+    /// Whether its rows are for images of this source, as far as known.
     fn is_of(&self, source: &str) -> bool {
         self.source.as_ref().is_none_or(|own| own == source)
     }
 
-    /// The single file, if it is one, whose indices are not known without reading it.
+    /// The single file, if it is one; its indices are known only by reading it.
     pub(crate) fn file(&self) -> Option<&Path> {
         match self.files.first().map(|file| &file.place) {
             Some(Place::File(path)) => Some(path),
@@ -171,9 +171,8 @@ impl Generation {
     }
 }
 
-/// Adds the failed rows that count to `all`: those of generations, the oldest one first, that no
-/// later one supersedes, and whose indices are not among `superseded`; of images of `source` alone, if
-/// given.
+/// Adds the valid failed rows to `all`: those of generations, oldest first, that no later one
+/// supersedes, and whose indices are not in `superseded`; only for images of `source`, if given.
 pub(crate) async fn failed_rows<T: Send + 'static>(
     generations: &[Generation],
     job: &Arc<JobRecord>,
@@ -209,7 +208,7 @@ pub(crate) async fn failed_rows<T: Send + 'static>(
     Ok(all)
 }
 
-/// The images of the rows that count, of generations of which the oldest is the first.
+/// The images of the valid rows; generations come oldest first.
 pub(crate) async fn existing(
     generations: &[&Generation],
     job: &Arc<JobRecord>,
@@ -257,7 +256,7 @@ impl RowFile {
 }
 
 impl Destination {
-    /// The folder of a retry of the job that is here.
+    /// The folder of a retry of this job.
     pub(crate) fn of_retry(&self, number: u32) -> Self {
         let Some(folder) = folder_of(number) else {
             return self.clone();
@@ -270,7 +269,7 @@ impl Destination {
         }
     }
 
-    /// The numbers of the retries that have a folder here, whatever is in it.
+    /// Numbers of the retries that have a folder here, whatever it contains.
     pub(crate) async fn retries(&self) -> Result<BTreeSet<u32>, StorageError> {
         let objects = self.store.list("retry-", None);
         let number = |object: Object| Some(retry_of(object.key.split_once('/')?.0));
@@ -278,7 +277,7 @@ impl Destination {
         numbers.try_collect().await
     }
 
-    /// The job that is here, if rows of `job` may stand beside its own.
+    /// The job that is here, if rows of `job` may be added to it.
     pub(crate) async fn base(
         &self,
         job: &JobRecord,
@@ -301,8 +300,8 @@ impl Destination {
         }))
     }
 
-    /// What counts of the job that is here: its own parts, then those of its finished retries with
-    /// numbers below `before`. Its own are those named, or all of its run.
+    /// The valid files of the job that is here: its own parts, then those of finished retries with
+    /// numbers below `before`. Its own parts are the named ones, or all of its run.
     pub(crate) async fn generations(
         &self,
         job: &Arc<JobRecord>,
@@ -327,7 +326,7 @@ impl Destination {
         Ok(generations)
     }
 
-    /// The parts of a job that are named, or all of its run.
+    /// The named parts of a job, or all of its run.
     pub(crate) async fn generation(
         &self,
         job: &Arc<JobRecord>,
@@ -357,7 +356,7 @@ impl Destination {
     }
 }
 
-/// What a part commits: of Parquet the footer alone is read, of the text formats all of it.
+/// The record of a part: for Parquet only the footer is read, for text formats the whole part.
 pub(crate) async fn record_of(
     store: &Arc<dyn ObjectStore>,
     object: &Object,

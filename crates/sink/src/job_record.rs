@@ -6,66 +6,66 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Format;
 
-/// One job as its rows and its output name it.
+/// A job as named by its rows and its output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
-    /// The job's id, the same over all its runs.
+    /// The job's id, the same in all its runs.
     pub job_id: String,
-    /// Names the run: 8 hex digits that are made when the job begins and kept while it is resumed.
-    /// See [`JobRecord::new_run`].
+    /// Identifies the run: 8 hex digits, made when the job begins and kept when it resumes. See
+    /// [`JobRecord::new_run`].
     pub run: String,
-    /// A hash of all that shapes rows. See [`JobRecord::hash`].
+    /// A hash of everything that affects rows. See [`JobRecord::hash`].
     pub spec_hash: String,
-    /// What is classified, as people read it.
+    /// What is classified, for people.
     pub source: String,
     /// The model's name.
     pub model: String,
     /// The first digits of the model's content hash.
     pub model_version: String,
-    /// Whatever else shapes rows, by name, such as `top-k`.
+    /// Everything else that affects rows, by name, such as `top-k`.
     pub options: BTreeMap<String, String>,
     /// Encoding of the parts. The output sets its own.
     pub format: Format,
     /// The source's pass-through columns.
     pub columns: Vec<Column>,
-    /// Whether rows hold the model's raw output.
+    /// Whether rows include the model's raw output.
     pub logits: bool,
-    /// Whether rows hold the images' embeddings.
+    /// Whether rows include the images' embeddings.
     pub embedding: bool,
-    /// In how many bits their values are kept.
+    /// Precision of the embeddings.
     #[serde(default, skip_serializing_if = "EmbeddingType::is_default")]
     pub embedding_type: EmbeddingType,
-    /// Whether text in CSV that a spreadsheet would run as a formula gets a `'` before it.
+    /// Whether CSV text that a spreadsheet would run as a formula is prefixed with `'`.
     #[serde(default)]
     pub escape_formulas: bool,
-    /// Whose failed rows these rows replace; none for the job itself.
+    /// For a retry, the failed rows that it replaces; `None` for the job itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
     /// When the job was created, in microseconds since the Unix epoch, UTC.
     pub created_at: i64,
 }
 
-/// A later run among the rows of a job: which of them it replaces, or that it adds to them.
+/// A later run that adds to or replaces rows of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retry {
-    /// 1 for the first retry of a job, and so on. Of several rows of an index the one of the highest
-    /// number counts.
+    /// 1 for the first retry of a job, and so on. Of several rows with the same index, the one with
+    /// the highest number counts.
     pub number: u32,
     /// The job's run.
     pub of_run: String,
     /// The kinds of failures that are retried; empty for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<ErrorKind>,
-    /// Whether it replaces no failed rows, but adds those of images that have none yet, and replaces
-    /// those of images that have changed.
+    /// Whether it adds rows for images that have none, and replaces those of changed images,
+    /// instead of replacing failed rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adds: bool,
-    /// Of one that adds, alone: how many rows there were. One that was interrupted goes on only while
-    /// there are as many.
+    /// For a process that adds rows alone: the number of existing rows. An interrupted run resumes
+    /// only if it is unchanged.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub of_rows: u64,
-    /// Of one that adds, in a table: the first index that was free. Rows of lower ones, which are written
-    /// over in their place, are those of images that have changed.
+    /// For rows added to a table: the first free index. Lower indices are those of changed images,
+    /// whose rows are overwritten in place.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub first: u64,
 }
@@ -75,12 +75,12 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Retry {
-    /// Whether a failed row of this kind is to be replaced.
+    /// Whether a failed row of this kind is replaced.
     pub(crate) fn wants(&self, kind: &str) -> bool {
         self.kinds.is_empty() || self.kinds.iter().any(|wanted| wanted.as_str() == kind)
     }
 
-    /// The flag that asks for it.
+    /// The flag that requests it.
     pub(crate) fn flag(&self) -> String {
         let kinds: Vec<_> = self.kinds.iter().map(|kind| kind.as_str()).collect();
         match (self.adds, kinds.is_empty()) {
@@ -90,7 +90,7 @@ impl Retry {
         }
     }
 
-    /// The kinds in words.
+    /// The kinds, for messages.
     pub(crate) fn kinds_in_words(&self) -> String {
         let kinds: Vec<_> = self.kinds.iter().map(|kind| kind.as_str()).collect();
         match kinds.is_empty() {
@@ -106,17 +106,17 @@ impl JobRecord {
         self.retry.as_ref().map_or(0, |retry| retry.number)
     }
 
-    /// Whether its rows are added to those of a job, and replace no failed ones.
+    /// Whether it adds rows to a job instead of replacing failed ones.
     pub fn adds(&self) -> bool {
         self.retry.as_ref().is_some_and(|retry| retry.adds)
     }
 
-    /// A name for a run that begins now.
+    /// A name for a new run.
     pub fn new_run() -> String {
         format!("{:08x}", rand::random::<u32>())
     }
 
-    /// A hash of what the record holds of the shape of rows, for a caller without one of its own.
+    /// A hash of the parts of the record that affect rows, for callers without their own.
     pub fn hash(&self) -> String {
         let shape = (
             &self.source,
@@ -135,7 +135,7 @@ impl JobRecord {
         format!("{:016x}", xxh3_64(&text))
     }
 
-    /// Why rows of `new` cannot share an output with those of this job, whatever their sources.
+    /// Why rows of `new` cannot share an output with those of this job, ignoring sources.
     pub(crate) fn row_differences(&self, new: &Self) -> Vec<String> {
         let of_any_source = Self {
             source: new.source.clone(),
@@ -145,7 +145,7 @@ impl JobRecord {
         of_any_source.differences(new)
     }
 
-    /// What differs in another record, with both values.
+    /// Differences from another record, with both values.
     pub(crate) fn differences(&self, new: &Self) -> Vec<String> {
         let fixed = |job: &Self| {
             [

@@ -8,7 +8,7 @@ use crate::part::PartRecord;
 use crate::row::Row;
 use crate::{Committed, FailureSummary, JobRecord, PartSummary, Runs, Summary};
 
-/// What is committed of a job, as its parts tell.
+/// What is committed of a job, according to its parts.
 #[derive(Default)]
 pub struct Ledger {
     pub(crate) committed: RoaringTreemap,
@@ -16,9 +16,9 @@ pub struct Ledger {
     pub(crate) record: PartRecord,
     pub(crate) parts: Vec<PartSummary>,
     pub(crate) next_number: u64,
-    /// Whether indices may be missing: these rows are added to others.
+    /// Whether indices may be missing because these rows are added to others.
     pub(crate) may_have_gaps: bool,
-    /// Of a retry: the indices whose rows it replaces. No others are committed.
+    /// For a retry: the indices of the rows that it replaces. No others are committed.
     pub(crate) wanted: Option<RoaringTreemap>,
 }
 
@@ -28,31 +28,31 @@ impl Ledger {
         &self.committed
     }
 
-    /// The same as runs of consecutive indices, with hashes of their uris.
+    /// The same as runs of consecutive indices with hashes of their uris.
     pub fn runs(&self) -> Runs {
         self.record.runs.clone()
     }
 
-    /// Rows without a label, by kind of failure.
+    /// Failed rows by kind.
     pub fn failures(&self) -> &BTreeMap<String, FailureSummary> {
         &self.record.failures
     }
 
-    /// Of a retry: how many rows it replaces in all.
+    /// For a retry: how many rows it replaces in all.
     pub fn wanted(&self) -> Option<u64> {
         self.wanted.as_ref().map(RoaringTreemap::len)
     }
 
-    /// How many parts there are.
+    /// Number of parts.
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
 
-    /// The ledger of a job that is finished.
+    /// The ledger of a finished job.
     pub(crate) fn of_finished(summary: &Summary) -> Self {
         let mut ledger = Self::default();
         ledger.committed.insert_range(0..summary.images);
-        // Only how many there are is asked for.
+        // Only their number is needed.
         ledger.wanted = summary.whole.as_ref().map(|_| ledger.committed.clone());
         ledger.record.rows = summary.images;
         ledger.record.failures = summary.failures.clone();
@@ -60,10 +60,10 @@ impl Ledger {
         ledger
     }
 
-    /// Counts rows that are kept nowhere, as a commit would.
+    /// Counts rows that are not stored, as a commit would.
     ///
     /// # Errors
-    /// When a row is malformed.
+    /// If a row is malformed.
     pub fn count(&mut self, rows: Vec<Row>) -> Result<Committed, StorageError> {
         let given = rows.len();
         let rows = self.new_rows(rows)?;
@@ -72,8 +72,8 @@ impl Ledger {
         Ok(Committed::of(given, rows.len(), None))
     }
 
-    /// The rows that are to be committed, sorted by index: without those that are committed
-    /// already or that a retry does not replace, and of those that stand twice only the first.
+    /// The rows to commit, sorted by index: without those already committed or not replaced by a
+    /// retry, and only the first of duplicates.
     pub(crate) fn new_rows(&self, mut rows: Vec<Row>) -> Result<Vec<Row>, StorageError> {
         rows.sort_by_key(|row| row.image.index);
         rows.dedup_by_key(|row| row.image.index);
@@ -83,7 +83,7 @@ impl Ledger {
             !self.committed.contains(index) && self.wanted.as_ref().is_none_or(is_wanted)
         });
         match rows.last() {
-            // Rows hold signed integers, so two of these would be one.
+            // Rows have signed integers, so two of these would collide.
             Some(row) if i64::try_from(row.image.index).is_err() => Err(StorageError::new(
                 StorageErrorKind::Corrupt,
                 format!(
@@ -95,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// Counts a part in; `false` if an index of it is committed twice.
+    /// Counts a part; `false` if it repeats a committed index.
     pub(crate) fn add(&mut self, number: u64, name: String, record: PartRecord) -> bool {
         let ranges = record.runs.ranges();
         let added: u64 = ranges
@@ -113,7 +113,7 @@ impl Ledger {
         is_new
     }
 
-    /// What is committed so far, by all sinks of the run.
+    /// What all sinks of the run have committed so far.
     pub fn summary(&self, job: &JobRecord) -> Summary {
         Summary {
             job_id: job.job_id.clone(),
@@ -131,7 +131,7 @@ impl Ledger {
     }
 
     /// # Errors
-    /// [`Incomplete`](StorageErrorKind::Incomplete) when an index is missing before the last one, or a
+    /// [`Incomplete`](StorageErrorKind::Incomplete) if an index below the last one is missing, or a
     /// row that a retry replaces.
     pub(crate) fn refuse_gaps(&self, place: impl std::fmt::Display) -> Result<(), StorageError> {
         let committed = &self.committed;

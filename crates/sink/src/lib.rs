@@ -1,15 +1,15 @@
 //! Where rows go: Parquet, JSON Lines and CSV in folders and buckets, and tables.
 //!
-//! An [`Output`] is where the rows of a [`JobRecord`] go; opened, it is a [`ResultSink`], which
-//! commits rows in parts. A [`SourceCheck`] compares a listing with what is committed. [`read_rows`]
-//! reads results back.
+//! An [`Output`] is the destination of a [`JobRecord`]'s rows; once opened, it is a [`ResultSink`],
+//! which commits rows in parts. A [`SourceCheck`] compares a listing with the committed rows.
+//! [`read_rows`] reads results back.
 //!
-//! Guarantees. A part appears whole or not at all, is durable before [`ResultSink::commit`] returns,
-//! and is its own commit record: a sink that starts again knows from the parts alone which indices
-//! are committed. No index is committed twice. A part of another run of a job counts for nothing.
-//! `design.md` states the protocol and what can fail.
+//! Guarantees. A part appears whole or not at all, is durable before [`ResultSink::commit`]
+//! returns, and is its own commit record: a restarted sink knows from the parts alone which indices
+//! are committed. No index is committed twice. Parts of other runs of a job are ignored.
+//! `design.md` describes the protocol and its failure cases.
 //!
-//! Deliberately absent: retries and queues, which are the worker's.
+//! Deliberately absent: retries and queues, which belong to the worker.
 
 mod claims;
 mod destination;

@@ -1,4 +1,4 @@
-//! Whether the rows of a result are numbered as those of an output have to be: each index once, from 0 on.
+//! Checks that the rows of a result are numbered as an output requires: each index once, from 0 on.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,28 +9,28 @@ use trommel_storage::StorageError;
 use crate::format::Input;
 use crate::read_back::{no_result, stored_parts};
 
-/// What is wrong with the indices of a result.
+/// A problem with the indices of a result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Misnumbered {
-    /// A later index has a row, and this one, the first such, has none.
+    /// The first index without a row although a later one has a row.
     Missing {
         /// The index.
         index: u64,
     },
-    /// Two rows that count have the same index.
+    /// Two valid rows have the same index.
     Twice {
         /// The index.
         index: u64,
-        /// The file of the second one.
+        /// The file of the second row.
         file: PathBuf,
     },
 }
 
-/// Reads the indices of a result file, or of a folder of parts as [`read_rows`](crate::read_rows) does. Of
-/// Parquet that is one column.
+/// Reads the indices of a result file, or of a folder of parts like
+/// [`read_rows`](crate::read_rows). In Parquet, this is one column.
 ///
 /// # Errors
-/// When there is no such result, or a file turns out to be none.
+/// If there is no such result, or a file is malformed.
 pub fn misnumbered(path: &Path) -> Result<Option<Misnumbered>, StorageError> {
     let mut all = RoaringTreemap::new();
     for part in stored_parts(path)? {
@@ -49,7 +49,7 @@ pub fn misnumbered(path: &Path) -> Result<Option<Misnumbered>, StorageError> {
     Ok(first_missing(&all).map(|index| Misnumbered::Missing { index }))
 }
 
-/// The first index below the last one that is not there.
+/// The first missing index below the last one.
 pub(crate) fn first_missing(indices: &RoaringTreemap) -> Option<u64> {
     let last = indices.max()?;
     if indices.len().checked_sub(1) == Some(last) {

@@ -10,47 +10,48 @@ use crate::{
     Claims, Destination, Format, JobRecord, Opened, PostgresConfig, Preconditions, TableDestination,
 };
 
-/// Where the rows of a job go.
+/// The destination of a job's rows.
 #[derive(Debug, Clone)]
 pub enum Output {
     /// Parts in a folder or a bucket, or a single file.
     Parts(Box<Destination>),
-    /// A table of a database.
+    /// A table in a database.
     Table(Box<TableDestination>),
 }
 
-/// What becomes of an output that is there already.
+/// How to treat an existing output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
-    /// The same job goes on, or is finished.
+    /// Resume the same job, or find it finished.
     Resume,
-    /// It is replaced.
+    /// Replace it.
     Overwrite,
 }
 
 /// The job whose rows are at an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
-    /// Its id, which rows that are added have too.
+    /// Its id, which added rows have too.
     pub job_id: String,
     /// Its run.
     pub run: String,
-    /// The highest number of a [`Retry`](crate::Retry) that has left anything there, or 0.
+    /// The highest number of a [`Retry`](crate::Retry) with files there, or 0.
     pub last: u32,
 }
 
-/// How an output is opened by a caller that holds a lease on it.
+/// How a caller with a lease opens an output.
 pub struct Leased {
-    /// Whether rows of another run are removed. Those of the same run never are.
+    /// Whether to remove rows of other runs. Those of the same run are never removed.
     pub overwrite: bool,
-    /// Used on stores of objects that honour no preconditions.
+    /// Used on object stores that ignore preconditions.
     pub claims: Arc<dyn Claims>,
-    /// What the first opening has found; see [`ResultSink::preconditions`](crate::ResultSink::preconditions).
+    /// The result of the first opening; see
+    /// [`ResultSink::preconditions`](crate::ResultSink::preconditions).
     pub preconditions: Preconditions,
 }
 
 impl Output {
-    /// How rows are written; those of a table count as JSON Lines.
+    /// The format of rows; JSON Lines for a table.
     pub fn format(&self) -> Format {
         match self {
             Self::Parts(destination) => destination.format(),
@@ -58,12 +59,11 @@ impl Output {
         }
     }
 
-    /// Reads what `--output` names. Parts are written in `part_format` unless the name says
-    /// otherwise.
+    /// Parses `--output`. Parts are written in `part_format` unless the name specifies a format.
     ///
     /// # Errors
-    /// [`InvalidDestination`](trommel_storage::StorageErrorKind::InvalidDestination) when rows
-    /// cannot go there.
+    /// [`InvalidDestination`](trommel_storage::StorageErrorKind::InvalidDestination) if rows cannot
+    /// be written there.
     pub fn parse(
         text: &str,
         part_format: Format,
@@ -80,14 +80,14 @@ impl Output {
         Ok(parts.into())
     }
 
-    /// Opens the output for a job that this process works on alone: a new one, or the one that is
-    /// there if its rows have the same shape ([`JobRecord::spec_hash`]), whose id and run are taken
-    /// over. `overwrite` starts over: it touches no file that is not known to be Trommel's.
+    /// Opens the output for a job that only this process works on: a new one, or the existing one
+    /// if its rows have the same shape ([`JobRecord::spec_hash`]), whose id and run are then used.
+    /// `overwrite` starts over; it never touches files that are not known to be Trommel's.
     ///
     /// # Errors
-    /// Before any row is written, and with what is there as it was: when the output cannot be
-    /// written, is held by another process, holds another job or files that are not Trommel's,
-    /// has a damaged part, or is in a store that honours no preconditions.
+    /// Before any row is written or anything is changed: if the output cannot be written, is held
+    /// by another process, has another job or files that are not Trommel's, has a damaged part, or
+    /// is in a store that ignores preconditions.
     pub async fn open_alone(&self, job: JobRecord, reuse: Reuse) -> Result<Opened, StorageError> {
         match self {
             Self::Parts(parts) => {
@@ -103,12 +103,12 @@ impl Output {
         }
     }
 
-    /// The job that is here, if rows of `job` may stand beside its own: those of the same model, of the
-    /// same columns, whatever the source. In a table, where many jobs are, it is the one of the same
-    /// source, else the only one; or the one that is named.
+    /// The job that is here, if rows of `job` may be added to it: same model and columns, any
+    /// source. In a table with many jobs it is the one with the same source, else the only one, or
+    /// the named one.
     ///
     /// # Errors
-    /// When the output cannot be read, or holds rows of another kind.
+    /// If the output cannot be read, or has incompatible rows.
     pub async fn base(
         &self,
         job: &JobRecord,
@@ -120,8 +120,8 @@ impl Output {
         }
     }
 
-    /// Opens the output for a job of this id and run, whose lease the caller holds: a new one, or
-    /// the one that is there, whatever else differs.
+    /// Opens the output for a job with this id and run, whose lease the caller holds: a new one, or
+    /// the existing one, whatever else differs.
     ///
     /// # Errors
     /// As [`Output::open_alone`].

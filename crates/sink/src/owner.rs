@@ -1,15 +1,15 @@
-//! Whose the file at an output's name is.
+//! The owner of the file at an output's name.
 
-/// Whose the file at an output's name is.
+/// The owner of the file at an output's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// There is none.
+    /// There is no file.
     Absent,
-    /// It holds the rows of this job of Trommel's.
+    /// It has rows of this job.
     Job(String),
-    /// It is a result of Trommel's without a row, of which text formats do not tell the job.
+    /// A result of Trommel without rows, which in text formats does not name its job.
     NoRows,
-    /// It is anyone else's.
+    /// A foreign file.
     Foreign,
 }
 

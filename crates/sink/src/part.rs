@@ -7,8 +7,7 @@ use trommel_types::Outcome;
 use crate::row::Row;
 use crate::{Format, Runs};
 
-/// What a part commits: a Parquet footer holds it, and of the text formats it is read from the
-/// rows.
+/// The record of a part: in Parquet it is in the footer, in text formats it is read from the rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PartRecord {
     pub(crate) rows: u64,
@@ -23,12 +22,12 @@ pub struct FailureSummary {
     pub count: u64,
     /// The uri of one of them.
     pub example: String,
-    /// The error that its row holds.
+    /// The error in its row.
     pub error: String,
 }
 
 impl PartRecord {
-    /// The record of rows that are sorted by index.
+    /// The record of rows sorted by index.
     pub(crate) fn of(rows: &[Row]) -> Self {
         let mut record = Self {
             rows: rows.len() as u64,
@@ -46,7 +45,7 @@ impl PartRecord {
         record
     }
 
-    /// Checks that the ranges hold as many rows as the part has.
+    /// Checks that the ranges add up to the number of rows.
     pub(crate) fn check(self) -> Result<Self, String> {
         let mut rows = Some(0_u64);
         for (start, end) in self.runs.ranges() {
@@ -68,7 +67,7 @@ impl PartRecord {
         }
     }
 
-    /// Rows without a label.
+    /// Failed rows.
     pub(crate) fn failed(&self) -> u64 {
         self.failures.values().map(|failure| failure.count).sum()
     }
@@ -91,19 +90,19 @@ impl PartRecord {
     }
 }
 
-/// The name of a part, which says what it is of.
+/// The name of a part, which identifies its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartName {
     pub(crate) number: u64,
     /// [`JobRecord::run`](crate::JobRecord::run).
     pub(crate) run: String,
-    /// That of the claim, where numbers are claimed.
+    /// The revision of its claim, if numbers are claimed.
     pub(crate) revision: Option<u64>,
     pub(crate) format: Format,
 }
 
 impl PartName {
-    /// Reads a name; `None` for that of anything else.
+    /// Parses a name; `None` if it is not that of a part.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let (stem, suffix) = name.strip_prefix("part-")?.split_once('.')?;
         let format = Format::ALL

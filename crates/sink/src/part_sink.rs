@@ -26,19 +26,20 @@ use crate::{
     Opened, Preconditions, ResultSink, Reuse, Summary,
 };
 
-/// Parts that are looked at side by side.
+/// Parts read concurrently.
 const READS: usize = 32;
 
-/// Commits the rows of one job in parts, to a folder or a bucket. `design.md` states the protocol.
+/// Commits the rows of one job in parts, to a folder or a bucket. `design.md` describes the
+/// protocol.
 pub(crate) struct PartSink {
     /// Where the parts are.
     place: Destination,
-    /// What a retry stands on.
+    /// For a retry, the rows that it builds on.
     retried: Option<Retried>,
     stored: StoredJob,
     job: Arc<JobRecord>,
     is_resumed: bool,
-    /// Whether this process works alone on the job.
+    /// Whether only this process works on the job.
     is_alone: bool,
     ledger: Ledger,
     claims: Option<Claimed>,
@@ -49,7 +50,7 @@ pub(crate) struct PartSink {
 pub(crate) struct How {
     pub(crate) reuse: Reuse,
     pub(crate) identity: Identity,
-    /// Used where the store honours no preconditions.
+    /// Used if the store ignores preconditions.
     pub(crate) claims: Option<Arc<dyn Claims>>,
     pub(crate) preconditions: Preconditions,
 }
@@ -79,15 +80,14 @@ impl PartSink {
             destination.refuse_foreign(overwrite).await?;
         }
         let lock = match identity {
-            // Its caller holds a lease; a process that has stopped without ending must not hold up
-            // its heir.
+            // The caller holds a lease; a process that is suspended must not block its successor.
             Identity::Run => None,
             Identity::Spec if is_retry && destination.stored_job().await?.is_none() => {
                 return Err(no_rows(destination, &job, identity));
             }
             Identity::Spec => {
                 let lock = destination.lock()?;
-                // Another process may have worked here until the lock was ours.
+                // Another process may have worked here before we got the lock.
                 destination.refuse_foreign(overwrite).await?;
                 lock
             }
@@ -103,7 +103,7 @@ impl PartSink {
             None => None,
             Some(retried) => retried.wanted().await?,
         };
-        // A retry that was begun is finished, even if all of its rows have taken their place.
+        // A retry that was begun is finished, even if all of its rows have been replaced.
         if let (Some(retried), Some(wanted), Identity::Spec) = (&retried, &wanted, identity)
             && place.stored_job().await?.is_none()
         {
@@ -119,7 +119,7 @@ impl PartSink {
         }
         match complete {
             Some(summary) => return Ok(Opened::Complete(Box::new(summary))),
-            // Results were taken away, so what is missing is made again, or the marks are those of
+            // Results were removed, so the missing ones are made again, or the marks belong to
             // another run.
             None if is_marked => {
                 place.refuse_other_run(&stored.job).await?;
@@ -152,14 +152,14 @@ impl PartSink {
             _lock: lock,
         };
         sink.rebuild().await?;
-        // Rows that a single file has got already are failed there no more.
+        // Rows already merged into a single file are no longer failed there.
         sink.ledger.wanted = wanted.map(|wanted| wanted | &sink.ledger.committed);
         Ok(Opened::Ready(Box::new(sink)))
     }
 
-    /// Learns from the parts, or the claims, what is committed.
+    /// Determines from the parts, or the claims, what is committed.
     async fn rebuild(&mut self) -> Result<(), StorageError> {
-        // Claims first: a part that is claimed afterwards is not missed among the objects.
+        // Claims first, so that parts claimed meanwhile are not missed among the objects.
         let listed = match &self.claims {
             None => Vec::new(),
             Some(claimed) => claimed.claims.list().await?,
@@ -167,7 +167,7 @@ impl PartSink {
         let objects: Vec<Object> = self.place.store.list("part-", None).try_collect().await?;
         let own = objects.into_iter().filter_map(|object| {
             let name = PartName::parse(&object.key)?;
-            // Late parts of other runs count for nothing.
+            // Late parts of other runs are ignored.
             (name.run == self.job.run && name.format == self.place.format).then_some((name, object))
         });
         let mut parts: Vec<(u64, Object)> = match &mut self.claims {
@@ -182,13 +182,13 @@ impl PartSink {
                 let mut parts = Vec::new();
                 for claim in listed {
                     let Some(name) = claim.committed else {
-                        // Only the last number can be without an end.
+                        // Only the last claim can be uncommitted.
                         claimed.replaces = Some(claim.revision);
                         self.ledger.next_number = self.ledger.next_number.max(claim.part);
                         continue;
                     };
                     if PartName::parse(&name).is_none_or(|name| name.run != self.job.run) {
-                        // Its number is taken, by a run that was overwritten.
+                        // Its number is taken by a run that was overwritten.
                         self.ledger.next_number = self.ledger.next_number.max(claim.part + 1);
                         continue;
                     }
@@ -226,7 +226,7 @@ impl PartSink {
         Ok(())
     }
 
-    /// Makes encoded rows durable as the part of this number.
+    /// Makes encoded rows durable as the part with this number.
     async fn store(&mut self, number: u64, content: Bytes) -> Result<String, StorageError> {
         let mut name = PartName {
             number,
@@ -247,7 +247,8 @@ impl PartSink {
         store.put(&name, content).await?;
         if let Err(error) = claimed.claims.commit(number, revision, &name).await {
             if error.kind() == StorageErrorKind::LostRace {
-                // No other writer uses this name, and it never counts. `finish` removes it otherwise.
+                // No other writer uses this name, and it never counts. If this fails, `finish`
+                // removes it.
                 drop(store.delete(&name).await);
             }
             return Err(error);
@@ -255,7 +256,7 @@ impl PartSink {
         Ok(name)
     }
 
-    /// Commits a part, whose rows are `given` but for repeats, under the next number.
+    /// Commits a part with the rows in `given`, without repeats, under the next number.
     async fn commit_part(
         &mut self,
         given: usize,
@@ -270,7 +271,7 @@ impl PartSink {
         Ok(Committed::of(given, new, Some(name)))
     }
 
-    /// What is committed; of a retry with what the job comes to, of a job with its retries.
+    /// What is committed; for a retry including the job's totals, for a job including its retries.
     async fn whole_summary(&self) -> Result<Summary, StorageError> {
         let mut summary = self.ledger.summary(&self.job);
         if let Some(retried) = &self.retried {
@@ -280,7 +281,7 @@ impl PartSink {
         if self.place.file.is_some() || self.place.retries().await?.is_empty() {
             return Ok(summary);
         }
-        // Images were added to a job whose failed rows were tried again.
+        // Images were added to a job after its failed rows were retried.
         let (job, parts) = (&self.job, Some(summary.parts.as_slice()));
         let generations = self.place.generations(job, parts, u32::MAX).await?;
         let (none, all) = (RoaringTreemap::new(), PartRecord::default());
@@ -293,8 +294,8 @@ impl PartSink {
         Ok(summary)
     }
 
-    /// Makes the parts the single file. What stands there is replaced only if it is this job's, by
-    /// a finish that crashed, or one that `overwrite` gave up.
+    /// Merges the parts into the single file. An existing file is replaced only if it belongs to
+    /// this job, from a finish that crashed, or one that `overwrite` abandoned.
     async fn write_file(&self, file: PathBuf) -> Result<(), StorageError> {
         let (stored, job, format) = (
             self.stored.clone(),
@@ -417,7 +418,7 @@ impl ResultSink for PartSink {
         retried.existing(own.as_ref()).await
     }
 
-    /// A crash at any point leaves a job that the next sink finishes.
+    /// After a crash at any point, the next sink finishes the job.
     async fn finish(self: Box<Self>) -> Result<Summary, StorageError> {
         let place = &self.place;
         self.ledger.refuse_gaps(place)?;
@@ -427,28 +428,29 @@ impl ResultSink for PartSink {
         if let (Some(file), false) = (&place.file, is_idle) {
             self.write_file(file.clone()).await?;
         }
-        // Those of other runs that came late, and those that have lost their claim.
+        // Late parts of other runs, and parts that have lost their claim.
         let counts = |name: &str| summary.parts.iter().any(|part| part.name == name);
         let late = place.parts_but(counts).await?;
-        // Only then: what was listed before the output changed hands is none of its next run's.
+        // Only now: what was listed before the output changed owners does not belong to its next
+        // run.
         place.refuse_other_run(&self.job).await?;
         if let Some(claimed) = &self.claims
             && !claimed.claims.hold_output().await?
         {
-            // The store may have let a late record take the place of the next run's.
+            // A late record may have replaced that of the next run in the store.
             return Err(StorageError::lost_race(&place.shown));
         }
         place.remove(late).await?;
-        // The job's counts before the mark of the retry, so that a crash between them is made up for.
+        // The job's counts before the mark of the retry, so that a crash in between is repaired.
         if let (Some(retried), Some(whole), false) = (&self.retried, &summary.whole, is_idle) {
             retried.note(whole).await?;
         }
         if self.ledger.may_have_gaps && summary.images == 0 {
-            // Nothing was new: there is nothing to tell of it.
+            // Nothing was new, so there is nothing to record.
             place.store.delete(crate::takeover::JOB).await?;
         } else {
             let text = StoredSummary::new(&summary, Times::now(&self.job)).text();
-            // The summary before the mark that says it is there.
+            // The summary before the mark that announces it.
             place.store.put(SUMMARY, text.into()).await?;
             place.store.put(SUCCESS, Bytes::new()).await?;
         }
@@ -464,7 +466,7 @@ impl ResultSink for PartSink {
 }
 
 impl Destination {
-    /// Whether part numbers are to be claimed, and where.
+    /// Whether, and where, part numbers are claimed.
     async fn claims(
         &self,
         stored: &StoredJob,
@@ -475,7 +477,7 @@ impl Destination {
             Preconditions::Honoured => true,
             Preconditions::Ignored => false,
             Preconditions::Probe => {
-                // A store that ignores them writes the record again.
+                // A store that ignores preconditions writes the record again.
                 self.refuse_other_run(&stored.job).await?;
                 let key = crate::takeover::JOB;
                 self.store.honours_preconditions(key, stored.text()).await?
@@ -484,7 +486,7 @@ impl Destination {
         match (is_honoured, claims) {
             (true, _) => Ok(None),
             (false, Some(claims)) => {
-                // The record may have been another's when it was written.
+                // The record may have been overwritten by another sink.
                 self.refuse_other_run(&stored.job).await?;
                 Ok(Some(Claimed {
                     claims,

@@ -33,13 +33,13 @@ pub struct ResultRow {
     pub etag: Option<String>,
     /// `ok` or `failed`.
     pub status: String,
-    /// Why there is no label.
+    /// Why there is no label: the kind.
     pub error_kind: Option<String>,
-    /// The same in words.
+    /// The message.
     pub error: Option<String>,
     /// The best class.
     pub label: Option<String>,
-    /// Its score; NaN also where JSON could not write what it was.
+    /// Its score; NaN also if JSON could not represent it.
     pub score: Option<f32>,
     /// When the row was finished, in microseconds since the Unix epoch, UTC.
     pub finished_at: Option<i64>,
@@ -49,28 +49,29 @@ pub struct ResultRow {
     pub columns: BTreeMap<String, String>,
 }
 
-/// Rows of one kind, one after the other.
+/// Rows of one kind in sequence.
 pub(crate) type Items<T> = Box<dyn Iterator<Item = Result<T, StorageError>>>;
 type Rows = Items<ResultRow>;
 
-/// Reads the rows of a result file, or of a folder of parts in the order of their numbers. Rows are
-/// sorted by index within a part, not over all parts. Of the rows of an index the one of the latest
-/// retry that was finished is read.
+/// Reads the rows of a result file, or of a folder of parts in order of their numbers. Rows are
+/// sorted by index within a part, not across parts. Of several rows with the same index, the one of
+/// the latest finished retry is read.
 ///
 /// # Errors
-/// When there is no such result, here; when a file turns out to be none, in the iterator.
+/// At once if there is no such result; in the iterator if a file is malformed.
 pub fn read_rows(path: &Path) -> Result<Rows, StorageError> {
     over_parts(path, read_file, |row: &ResultRow| row.index)
 }
 
-/// A file of a result, without the rows of which a later retry has others.
+/// A file of a result, without rows superseded by a later retry.
 pub(crate) struct StoredPart {
     pub(crate) path: PathBuf,
     pub(crate) format: Format,
     pub(crate) superseded: Arc<RoaringTreemap>,
 }
 
-/// The rows of a result as `read` reads each of its files; of the rows of an index that of the latest retry.
+/// The rows of a result, with `read` for each of its files; of several rows with the same index,
+/// that of the latest retry.
 pub(crate) fn over_parts<T: 'static>(
     path: &Path,
     read: impl Fn(&Path, Format) -> Result<Items<T>, StorageError> + Clone + 'static,
@@ -102,10 +103,10 @@ fn format_of(file: &Path) -> Result<Format, StorageError> {
     })
 }
 
-/// The files of a result that count, in the order of their numbers, those of retries behind the job's.
+/// The valid files of a result, in order of their numbers; those of retries come after the job's.
 ///
 /// # Errors
-/// When there is no such result, or a retry cannot be read.
+/// If there is no such result, or a retry cannot be read.
 pub(crate) fn stored_parts(path: &Path) -> Result<Vec<StoredPart>, StorageError> {
     if !path.is_dir() {
         return Ok(vec![StoredPart {
@@ -115,7 +116,7 @@ pub(crate) fn stored_parts(path: &Path) -> Result<Vec<StoredPart>, StorageError>
         }]);
     }
     let first = parts_of(path)?;
-    // A finished job may have had no image.
+    // A finished job may have had no images.
     if first.is_empty() && !path.join(SUCCESS).exists() {
         return Err(StorageError::new(
             StorageErrorKind::NotFound,
@@ -159,14 +160,14 @@ pub(crate) fn retries(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     Ok(retries.into_values().collect())
 }
 
-/// What a record says of the run whose parts count.
+/// The fields of a record that identify the run whose parts count.
 #[derive(Deserialize)]
 struct Job {
     run: String,
     retry: Option<Retry>,
 }
 
-/// Whether a folder holds a retry of this job that was finished.
+/// Whether a folder has a finished retry of this job.
 fn is_finished(folder: &Path, job: Option<&Job>) -> Result<bool, StorageError> {
     if !folder.join(SUCCESS).exists() {
         return Ok(false);
@@ -190,10 +191,10 @@ pub(crate) fn indices(path: &Path, format: Format) -> Result<RoaringTreemap, Sto
         .collect()
 }
 
-/// The parts that count, in the order of their numbers.
+/// The valid parts, in order of their numbers.
 fn parts_of(folder: &Path) -> Result<Vec<(PathBuf, Format)>, StorageError> {
     let run = stored::<Job>(folder, JOB)?.map(|job| job.run);
-    // A summary of another run was left by a sink that stopped before the output was taken over.
+    // The summary of another run was left by a sink that stopped before the output was taken over.
     let summary = stored::<Summary>(folder, SUMMARY)?
         .filter(|summary| run.as_ref().is_none_or(|run| summary.run == *run));
     let counts = |text: &str, name: &PartName| match (&summary, &run) {
@@ -224,7 +225,7 @@ fn names(folder: &Path) -> Result<Vec<String>, StorageError> {
         .collect()
 }
 
-/// A record in a folder of parts, if it is there.
+/// A record in a folder of parts, if present.
 pub(crate) fn stored<T: DeserializeOwned>(
     folder: &Path,
     name: &str,
@@ -239,7 +240,7 @@ pub(crate) fn stored<T: DeserializeOwned>(
     }
 }
 
-/// What identifies an image in its row.
+/// The fields that identify an image in its row.
 pub(crate) struct Image {
     pub(crate) index: u64,
     pub(crate) uri: String,
@@ -264,7 +265,7 @@ pub(crate) fn images(
     }))
 }
 
-/// Text as it was before it was written.
+/// Undoes escaping.
 fn unescape(format: Format, job: &JobRecord) -> impl Fn(String) -> String + Copy + use<> {
     let (encoding, escapes) = (format.encoding(), job.escape_formulas);
     move |text| match escapes {
@@ -305,7 +306,7 @@ pub(crate) fn failed(
     Ok(rows.filter_map(Result::transpose))
 }
 
-/// The value of a pass-through column; text formats hold all of them as text.
+/// The value of a pass-through column; text formats store all of them as text.
 pub(crate) fn scalar(
     value: Option<Value>,
     kind: ColumnKind,
@@ -355,7 +356,7 @@ fn read_file(path: &Path, format: Format) -> Result<Rows, StorageError> {
 
 pub(crate) const NO_ROW: &str = "a row lacks index, uri or status, or has another type there";
 
-/// The file may be anyone's, so the message does not ask to remove it.
+/// The file may be foreign, so the message does not suggest removing it.
 pub(crate) fn no_result(path: &Path, reason: impl Display) -> StorageError {
     StorageError::new(
         StorageErrorKind::Corrupt,
@@ -405,7 +406,7 @@ fn row(mut fields: Map<String, Value>) -> Option<ResultRow> {
     })
 }
 
-/// A time, as a number or in words.
+/// A time, as a number or as text.
 pub(crate) fn microseconds(value: &Value) -> Option<i64> {
     let words = |text: &str| text.parse::<Timestamp>().ok();
     value

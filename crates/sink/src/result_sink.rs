@@ -7,45 +7,45 @@ use crate::{
     EncodedPart, Existing, FailedImage, JobRecord, Ledger, Preconditions, SourceCheck, Summary,
 };
 
-/// Where the rows of one job are committed, each index once.
+/// The destination of one job's rows; each index is committed once.
 #[async_trait]
 pub trait ResultSink: Send {
-    /// The job, with id and run of the output it goes on with.
+    /// The job, with the id and run of the output that it resumes.
     fn job(&self) -> &JobRecord;
 
     /// What is committed.
     fn ledger(&self) -> &Ledger;
 
-    /// Whether an earlier sink has begun this run.
+    /// Whether an earlier sink began this run.
     fn is_resumed(&self) -> bool {
         false
     }
 
-    /// What was found about the store; never [`Preconditions::Probe`]. The job keeps it for its
-    /// next sinks.
+    /// The finding about the store; never [`Preconditions::Probe`]. The job keeps it for its next
+    /// sinks.
     fn preconditions(&self) -> Preconditions {
         Preconditions::Honoured
     }
 
-    /// Makes rows durable at once, sorted by index. Rows whose index is committed already, or
-    /// stands twice among them, are dropped; of the latter the first one stays.
+    /// Makes rows durable, sorted by index. Rows whose index is already committed are dropped; of
+    /// duplicates in the batch, the first one is kept.
     ///
     /// # Errors
-    /// When the rows cannot be written; what was committed before is untouched. After
+    /// If the rows cannot be written; earlier commits are unaffected. After
     /// [`LostRace`](trommel_storage::StorageErrorKind::LostRace) another sink has committed some of
-    /// them, or this one has done so without hearing of it: open the output again to go on. The
-    /// same holds for a commit that was dropped before its end.
+    /// them, or this one did so without receiving the answer: open the output again to continue.
+    /// The same holds if the future is dropped.
     async fn commit(&mut self, rows: Vec<Row>) -> Result<Committed, StorageError>;
 
-    /// Whether rows can be committed that are encoded as a part of Parquet.
+    /// Whether rows encoded as a Parquet part can be committed.
     fn takes_encoded(&self) -> bool {
         false
     }
 
-    /// Makes the rows of a part durable that is encoded already, all of them or none.
+    /// Makes the rows of an encoded part durable, all or none.
     ///
     /// # Errors
-    /// As [`ResultSink::commit`], and where [`ResultSink::takes_encoded`] is false.
+    /// As [`ResultSink::commit`], and if [`ResultSink::takes_encoded`] is false.
     async fn commit_encoded(&mut self, _: EncodedPart) -> Result<Committed, StorageError> {
         Err(StorageError::new(
             StorageErrorKind::InvalidDestination,
@@ -53,30 +53,31 @@ pub trait ResultSink: Send {
         ))
     }
 
-    /// Of a run that adds rows to those of a job: the images that have rows which count. Alone, also those
-    /// that this run has committed; else a listing that is repeated gives the same indices again.
+    /// For a run that adds rows to a job: the images with valid rows. For a process that works
+    /// alone this includes rows committed by this run; otherwise a repeated listing gives the same
+    /// indices again.
     ///
     /// # Errors
-    /// When the rows cannot be read.
+    /// If the rows cannot be read.
     async fn existing(&mut self) -> Result<Existing, StorageError> {
         Ok(Existing::default())
     }
 
-    /// Of a retry: the images whose failed rows it has not replaced yet, sorted by index.
+    /// For a retry: the images whose failed rows it has not replaced yet, sorted by index.
     ///
     /// # Errors
-    /// When the rows cannot be read, or are too many for one retry.
+    /// If the rows cannot be read, or are too many for one retry.
     async fn failed_images(&mut self) -> Result<Vec<FailedImage>, StorageError> {
         Ok(Vec::new())
     }
 
-    /// Ends a job whose rows are all committed, and records its end; a retry also what the job comes
-    /// to with its rows, which is [`Summary::whole`].
+    /// Ends a job whose rows are all committed, and records its end; for a retry also the job's
+    /// totals with its rows, which are [`Summary::whole`].
     ///
     /// # Errors
-    /// [`Incomplete`](trommel_storage::StorageErrorKind::Incomplete) when an index is missing before
-    /// the last one, [`LostRace`](trommel_storage::StorageErrorKind::LostRace) when another run has
-    /// taken the output over, others when the end cannot be written. What is committed stays.
+    /// [`Incomplete`](trommel_storage::StorageErrorKind::Incomplete) if an index below the last one
+    /// is missing, [`LostRace`](trommel_storage::StorageErrorKind::LostRace) if another run has
+    /// taken the output over, others if the end cannot be written. Committed rows stay.
     async fn finish(self: Box<Self>) -> Result<Summary, StorageError>;
 
     /// Indices whose rows are durable.
@@ -84,32 +85,32 @@ pub trait ResultSink: Send {
         self.ledger().committed()
     }
 
-    /// Of a retry: how many rows it replaces in all.
+    /// For a retry: how many rows it replaces in all.
     fn wanted(&self) -> Option<u64> {
         self.ledger().wanted()
     }
 
-    /// Compares a listing with what is committed now.
+    /// Compares a listing with the rows committed now.
     fn source_check(&self) -> SourceCheck {
         SourceCheck::new(self.ledger().runs())
     }
 
-    /// What is committed so far, by all sinks of the run.
+    /// What all sinks of the run have committed so far.
     fn summary(&self) -> Summary {
         self.ledger().summary(self.job())
     }
 }
 
-/// What is at an output.
+/// The state of an output.
 pub enum Opened {
-    /// A job to work on: a new one, or one that was interrupted.
+    /// A job to work on: a new or an interrupted one.
     Ready(Box<dyn ResultSink>),
     /// The same job, finished.
     Complete(Box<Summary>),
 }
 
 impl Opened {
-    /// A sink in either case; to a finished job every row is a repeat.
+    /// A sink in either case; for a finished job every row is a repeat.
     pub fn into_sink(self, job: &JobRecord) -> Box<dyn ResultSink> {
         match self {
             Self::Ready(sink) => sink,
@@ -122,14 +123,14 @@ impl Opened {
     }
 }
 
-/// What a commit did.
+/// The result of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
-    /// Name of the new part; `None` when there was nothing to write, or there are no parts.
+    /// Name of the new part; `None` if nothing was written, or there are no parts.
     pub part: Option<String>,
-    /// Rows that are new.
+    /// New rows.
     pub rows: u64,
-    /// Rows that were committed before, or stood twice in the batch.
+    /// Rows that were committed before, or duplicates in the batch.
     pub duplicates_dropped: u64,
 }
 

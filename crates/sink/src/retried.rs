@@ -1,4 +1,4 @@
-//! A retry in an output of parts: whose rows it replaces, and what the job comes to with them.
+//! A retry in an output of parts: the rows that it replaces, and the job's totals with them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::summary::{StoredSummary, Times};
 use crate::takeover::{Identity, SUCCESS, SUMMARY, StoredJob, folder_of, read};
 use crate::{Destination, Existing, FailedImage, JobRecord, Ledger, PartSummary, Retry, Summary};
 
-/// What a retry stands on.
+/// The rows that a retry builds on.
 pub(crate) struct Retried {
     retry: Retry,
-    /// What it classifies: failed rows of images of another source are not its own.
+    /// What it classifies: failed rows for images of another source are not its own.
     source: String,
-    /// Where the job's own parts are.
+    /// The location of the job's own parts.
     place: Destination,
     job: Arc<JobRecord>,
     /// The job's summary, if its output is finished.
     finished: Option<Summary>,
-    /// What counts, without this retry.
+    /// The valid rows without this retry.
     generations: Vec<Generation>,
 }
 
 impl Retried {
-    /// Finds the job of which `record` is a retry, and the retry's number if it has none yet: that of
-    /// a retry which was interrupted, or the next one. Gives the record and its place as well.
+    /// Finds the job that `record` retries, and the retry's number if it has none yet: that of an
+    /// interrupted retry, or the next one. Returns the record and its location as well.
     pub(crate) async fn find(
         place: &Destination,
         record: JobRecord,
@@ -79,7 +79,7 @@ impl Retried {
             place.refuse_other_source(&record, retry.number).await?;
         }
         let own = Destination {
-            // A job that is not finished has no file yet, and only one that adds to it finishes it.
+            // An unfinished job has no file yet, and only a job that adds to it finishes it.
             file: place
                 .file
                 .clone()
@@ -103,7 +103,7 @@ impl Retried {
         Ok((retried, record, own))
     }
 
-    /// Whether it adds rows, and replaces no failed ones.
+    /// Whether it adds rows instead of replacing failed ones.
     pub(crate) fn adds(&self) -> bool {
         self.retry.adds
     }
@@ -113,8 +113,8 @@ impl Retried {
         self.retry.adds && self.finished.is_some()
     }
 
-    /// The files whose rows come before those of the retry in a single file, each with the indices that
-    /// later ones supersede, of which `own` are the retry's.
+    /// The files that precede the retry in a single file, each with the indices that later ones
+    /// supersede; `own` are the retry's.
     pub(crate) fn before(&self, own: &RoaringTreemap) -> Vec<(PathBuf, RoaringTreemap)> {
         if let (Some(file), Some(_)) = (&self.place.file, &self.finished) {
             return vec![(file.clone(), own.clone())];
@@ -129,7 +129,7 @@ impl Retried {
         before
     }
 
-    /// The images that have rows which count, or are among `own`.
+    /// The images with valid rows, or rows in `own`.
     pub(crate) async fn existing(
         &self,
         own: Option<&Generation>,
@@ -142,8 +142,8 @@ impl Retried {
         Ok(existing)
     }
 
-    /// The indices of rows that are to be replaced, without those that were replaced in a single file
-    /// already; `None` if rows are added.
+    /// The indices of the rows to replace, without those already replaced in a single file; `None`
+    /// if rows are added.
     pub(crate) async fn wanted(&self) -> Result<Option<RoaringTreemap>, StorageError> {
         if self.retry.adds {
             return Ok(None);
@@ -159,7 +159,7 @@ impl Retried {
         Ok(Some(wanted))
     }
 
-    /// The images whose rows are to be replaced and are not among `committed`, sorted by index.
+    /// The images whose rows are to be replaced and are not in `committed`, sorted by index.
     pub(crate) async fn images(
         &self,
         committed: &RoaringTreemap,
@@ -170,7 +170,7 @@ impl Retried {
         all.finish()
     }
 
-    /// The job with the rows of the retry in their place.
+    /// The job's totals with the rows of the retry.
     pub(crate) async fn whole(&self, own: &Ledger) -> Result<Summary, StorageError> {
         let (committed, all) = (own.committed.clone(), PartRecord::default());
         let (generations, job) = (&self.generations, &self.job);
@@ -208,12 +208,12 @@ impl Retried {
         })
     }
 
-    /// Notes what the job comes to, if it is finished, or is with the rows that were added.
+    /// Records the job's totals if it is finished, with or without the added rows.
     pub(crate) async fn note(&self, whole: &Summary) -> Result<(), StorageError> {
         if self.finished.is_none() && !self.retry.adds {
             return Ok(());
         }
-        // One that was stopped while a later retry came about would take its counts back.
+        // If it was suspended during a later retry, it would undo that one's counts.
         let retries = self.place.retries().await?;
         if retries.range(self.retry.number + 1..).next().is_some() {
             return Err(StorageError::lost_race(self.place.store.locate(SUMMARY)));
@@ -236,7 +236,7 @@ impl Retried {
         Ok(())
     }
 
-    /// Removes the job's own parts once they are in the single file.
+    /// Removes the job's own parts after they were merged into the single file.
     pub(crate) async fn remove_merged(&self, whole: &Summary) -> Result<(), StorageError> {
         match self.retry.adds {
             true => self.place.remove_merged(whole).await,
@@ -244,7 +244,7 @@ impl Retried {
         }
     }
 
-    /// Refuses a retry that would replace nothing.
+    /// Refuses a retry with nothing to replace.
     pub(crate) fn refuse_none(&self, wanted: &RoaringTreemap) -> Result<(), StorageError> {
         match wanted.is_empty() {
             true => Err(nothing_failed(&self.place, &self.retry)),
@@ -259,7 +259,7 @@ pub(crate) fn count_failure(record: &mut PartRecord, row: FailedRow) {
 }
 
 impl Destination {
-    /// What counts of the job that is here, without retries of number `before` and later ones.
+    /// The valid files of the job that is here, without retries from number `before` on.
     async fn counted(
         &self,
         job: &Arc<JobRecord>,
@@ -275,7 +275,7 @@ impl Destination {
         }
     }
 
-    /// The indices of all rows that count.
+    /// The indices of all valid rows.
     async fn indices_of(&self, generations: &[Generation]) -> Result<RoaringTreemap, StorageError> {
         let mut all = RoaringTreemap::new();
         for generation in generations {
@@ -291,8 +291,8 @@ impl Destination {
         Ok(all)
     }
 
-    /// Refuses to try rows of a single file again that holds, without telling which, rows of images of
-    /// another source.
+    /// Refuses to retry rows of a single file that also has rows of another source, because it does
+    /// not record which ones.
     async fn refuse_other_source(
         &self,
         record: &JobRecord,
@@ -314,8 +314,8 @@ impl Destination {
         Ok(())
     }
 
-    /// Refuses to go on with a job to which rows of new images were added: the places of a listing are not
-    /// its indices any more.
+    /// Refuses to resume a job to which rows of new images were added: positions in its listing are
+    /// no longer its indices.
     pub(crate) async fn refuse_added(&self, job: &JobRecord) -> Result<(), StorageError> {
         for number in self.retries().await? {
             let place = self.of_retry(number);
@@ -337,7 +337,7 @@ impl Destination {
         Ok(())
     }
 
-    /// The retry that a process which works here alone goes on with, or begins.
+    /// The retry that a process working here alone resumes or begins.
     async fn next_retry(&self, job: &JobRecord, asked: Retry) -> Result<Retry, StorageError> {
         let last = self.retries().await?.last().copied().unwrap_or_default();
         let place = self.of_retry(last);
@@ -360,7 +360,7 @@ impl Destination {
     }
 }
 
-/// The retry that was interrupted, if it is the one that is asked for.
+/// The interrupted retry, if it is the requested one.
 pub(crate) fn go_on_with(
     place: impl std::fmt::Display,
     retry: &Retry,

@@ -9,10 +9,10 @@ use trommel_types::{Classification, ColumnKind, Outcome, Scalar, Scores, TopLabe
 
 use crate::JobRecord;
 
-/// A row on its way, which the message that brought it shares.
+/// A row in flight, shared with the message that brought it.
 pub(crate) type Row = Arc<Classification>;
 
-/// The columns of every row, before the pass-through columns and the vectors.
+/// The columns of every row, before pass-through columns and vectors.
 pub(crate) const COLUMNS: [&str; 17] = [
     "job_id",
     "index",
@@ -40,7 +40,7 @@ pub(crate) struct Vector {
 }
 
 impl Vector {
-    /// What a row has in the column.
+    /// The row's value in the column.
     pub(crate) fn values<'a>(&self, row: &'a Classification) -> Option<&'a [f32]> {
         match &row.outcome {
             Outcome::Ok(scores) => (self.of)(scores),
@@ -52,7 +52,7 @@ impl Vector {
 /// The column of embeddings.
 pub(crate) const EMBEDDING: &str = "embedding";
 
-/// The columns after all others, each if asked for.
+/// The columns after all others, each on request.
 pub(crate) const VECTORS: [Vector; 2] = [
     Vector {
         name: "logits",
@@ -72,8 +72,8 @@ pub(crate) fn is_vector(name: &str) -> bool {
 }
 
 impl JobRecord {
-    /// Names of the pass-through columns in rows: as the source has them, with `source_` before a
-    /// name that is one of Trommel's, or that another column has got this way.
+    /// Names of the pass-through columns in rows: as in the source, with the prefix `source_` if
+    /// the name is one of Trommel's or already taken.
     pub(crate) fn column_names(&self) -> Vec<String> {
         let is_own = |name: &str| is_vector(name) || COLUMNS.contains(&name);
         let mut names: Vec<String> = Vec::with_capacity(self.columns.len());
@@ -93,7 +93,7 @@ impl JobRecord {
         names
     }
 
-    /// The columns of vectors in rows of this job.
+    /// The vector columns in rows of this job.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = &'static Vector> {
         VECTORS.iter().filter(|vector| (vector.is_in)(self))
     }
@@ -109,8 +109,8 @@ impl JobRecord {
     }
 }
 
-/// A value as a pass-through column of this kind holds it, the same in every format: text holds
-/// everything, a float column integers too, and what does not fit is null.
+/// A value as stored in a pass-through column of this kind, the same in every format: text stores
+/// everything, float columns also integers, and other mismatches are null.
 pub(crate) fn typed(kind: ColumnKind, value: &Scalar) -> Cow<'_, Scalar> {
     let text = |text: String| Cow::Owned(Scalar::String(text));
     match (kind, value) {
@@ -223,7 +223,7 @@ pub(crate) fn status(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Rows hold signed integers only; no count of ours reaches 2⁶³.
+/// Rows have signed integers only; none of our counts reaches 2⁶³.
 pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -242,7 +242,7 @@ fn timestamp(micros: i64) -> String {
     }
 }
 
-/// The columns of a job's rows, for rows that are written one by one.
+/// The columns of a job's rows, for writing rows one by one.
 #[derive(Debug, Clone)]
 pub struct RowShape {
     job: JobRecord,
@@ -256,7 +256,7 @@ impl RowShape {
         Self { job, names }
     }
 
-    /// A row as a map, the same as a line of JSON Lines: all columns in their order, nulls included.
+    /// A row as a map, equal to a line of JSON Lines: all columns in order, including nulls.
     pub fn row<'a>(&'a self, row: &'a Classification) -> impl Serialize + 'a {
         TextRow {
             job: &self.job,
@@ -270,11 +270,11 @@ impl RowShape {
 pub struct JsonLines;
 
 impl JsonLines {
-    /// Writes one JSON object a line for each row, in the order given, nulls included. Numbers that
-    /// JSON does not have (NaN, infinities) are null.
+    /// Writes one JSON object per line for each row, in the given order, including nulls. Numbers
+    /// that JSON lacks (NaN, infinities) are null.
     ///
     /// # Errors
-    /// When the stream does not take them.
+    /// If the stream does not accept them.
     pub fn write_rows(
         out: &mut impl Write,
         job: &JobRecord,
@@ -291,7 +291,7 @@ pub(crate) fn write_json_lines(
     rows: &[Row],
 ) -> io::Result<()> {
     let names = job.all_names();
-    // Whole lines at a time, so that a stream without a buffer takes few calls.
+    // Complete lines at a time, so that an unbuffered stream gets few calls.
     let mut line = Vec::new();
     for row in rows {
         line.clear();

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use trommel_storage::{StorageError, StorageErrorKind};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The indices that are committed, as runs of consecutive ones with a hash of their uris.
+/// The committed indices, as runs of consecutive ones with a hash of their uris.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Runs(Vec<Run>);
@@ -17,15 +17,14 @@ struct Run {
     start: u64,
     /// Last index.
     end: u64,
-    /// XXH3 (64 bits) of each uri's length (8 bytes, little endian) and bytes, U+FFFD in the place
-    /// of NUL. Hexadecimal in
-    /// JSON, whose numbers lose such values in many readers.
+    /// XXH3 (64 bits) of each uri's length (8 bytes, little endian) and bytes, with NUL replaced by
+    /// U+FFFD. Hexadecimal in JSON, because many readers lose digits of such numbers.
     #[serde(serialize_with = "to_hex", deserialize_with = "from_hex")]
     hash: u64,
 }
 
 impl Runs {
-    /// The runs of rows that are sorted by index.
+    /// The runs of rows sorted by index.
     pub(crate) fn of<'a>(rows: impl IntoIterator<Item = (u64, &'a str)>) -> Self {
         let mut builder = RunsBuilder::default();
         rows.into_iter()
@@ -42,7 +41,7 @@ impl Runs {
         self.0.append(&mut other.0);
     }
 
-    /// A hash of all indices and uris, whatever parts they are in.
+    /// A hash of all indices and uris, independent of how they are split into parts.
     pub(crate) fn fingerprint(&self) -> String {
         let mut runs = self.0.clone();
         runs.sort_unstable_by_key(|run| run.start);
@@ -56,7 +55,7 @@ impl Runs {
     }
 }
 
-/// Collects the runs of rows as they come, sorted by index.
+/// Collects runs of rows that arrive sorted by index.
 #[derive(Default)]
 pub(crate) struct RunsBuilder {
     done: Vec<Run>,
@@ -99,12 +98,12 @@ struct UriHash(Xxh3);
 
 impl UriHash {
     fn add(&mut self, uri: &str) {
-        // PostgreSQL holds no NUL, and a listing must compare with what is read from there.
+        // PostgreSQL stores no NUL, and a listing must compare with what is read from there.
         let uri: Cow<'_, str> = match uri.contains('\0') {
             true => uri.replace('\0', "\u{FFFD}").into(),
             false => uri.into(),
         };
-        // The length keeps ["ab", "c"] and ["a", "bc"] apart.
+        // The length distinguishes ["ab", "c"] from ["a", "bc"].
         self.0.update(&(uri.len() as u64).to_le_bytes());
         self.0.update(uri.as_bytes());
     }
@@ -127,20 +126,19 @@ fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error>
     u64::from_str_radix(&text, 16).map_err(serde::de::Error::custom)
 }
 
-/// Compares a listing with what is committed, so that no row ends up beside another image's.
-///
-/// By the time an index is observed that is not committed, every committed one before it has been
-/// compared. A committed run is judged at its end, so an index between two runs may be handed out
-/// before a change further on is found; its row holds its own uri all the same.
+/// Compares a listing with the committed rows, so that no row gets another image's index. When an
+/// uncommitted index is observed, every committed one before it has been compared. A committed run
+/// is judged at its end, so an index between two runs may be handed out before a later change is
+/// found; its row still has its own uri.
 #[derive(Default)]
 pub struct SourceCheck {
-    /// Ordered by index; they do not overlap.
+    /// Sorted by index, without overlaps.
     runs: VecDeque<Run>,
     hash: UriHash,
 }
 
 impl SourceCheck {
-    /// A comparison with these runs, from the first image of the listing on.
+    /// Compares with these runs, from the first image of the listing on.
     pub fn new(mut runs: Runs) -> Self {
         runs.0.sort_unstable_by_key(|run| run.start);
         Self {
@@ -149,12 +147,12 @@ impl SourceCheck {
         }
     }
 
-    /// Observes the next image of the listing; says whether its row is committed already.
-    /// `index` counts up from 0.
+    /// Observes the next image of the listing, and returns whether its row is committed. `index`
+    /// counts up from 0.
     ///
     /// # Errors
     /// [`SourceChanged`](StorageErrorKind::SourceChanged) at the end of the first run whose uris
-    /// are others than before.
+    /// have changed.
     pub fn observe(&mut self, index: u64, uri: &str) -> Result<bool, StorageError> {
         let Some(run) = self.runs.front().filter(|run| run.start <= index).copied() else {
             return Ok(false);
@@ -173,10 +171,10 @@ impl SourceCheck {
         Ok(true)
     }
 
-    /// Ends the comparison of a listing of `total` images.
+    /// Ends the comparison with a listing of `total` images.
     ///
     /// # Errors
-    /// [`SourceChanged`](StorageErrorKind::SourceChanged) when rows are committed beyond it.
+    /// [`SourceChanged`](StorageErrorKind::SourceChanged) if rows are committed beyond it.
     pub fn finish(self, total: u64) -> Result<(), StorageError> {
         match self.runs.front() {
             None => Ok(()),
@@ -220,7 +218,7 @@ mod tests {
         fn an_unchanged_listing_passes_and_tells_what_is_committed(
             committed in prop::collection::btree_set(0_u64..60, 0..60), part in 1_usize..20,
         ) {
-            // Parts as several sinks in turn would have left them, the last one first.
+            // Parts as several successive sinks would leave them, the last one first.
             let indices: Vec<_> = committed.iter().copied().collect();
             let mut runs = Runs::default();
             indices.chunks(part).rev().for_each(|part| runs.append(runs_of(part.iter().copied())));

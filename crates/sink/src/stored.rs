@@ -1,4 +1,4 @@
-//! Rows of any format read back whole, with their embeddings, as they were when they were written.
+//! Reads complete rows of any format back as they were written, with their embeddings.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,17 +21,18 @@ use crate::read_back::{
 use crate::row::{COLUMNS, is_vector};
 use crate::takeover::JOB;
 
-/// Rows that tell the types of pass-through columns where nothing else does.
+/// Rows used to infer the types of pass-through columns if nothing else specifies them.
 const LOOKED_AT: usize = 256;
 
-/// The rows of a result as they were when they were written: with pass-through columns in their types, and
-/// with embeddings if asked for.
+/// The rows of a result as they were written: pass-through columns with their types, and embeddings
+/// if requested.
 pub struct StoredRows {
-    /// The pass-through columns that every row has a value of, in their order.
+    /// The pass-through columns that every row has a value for, in order.
     pub columns: Vec<Column>,
-    /// Whether text of CSV is escaped against spreadsheets.
+    /// Whether CSV text is escaped against spreadsheets.
     pub escape_formulas: bool,
-    /// What shaped the rows, as [`JobRecord::options`]; `None` where the results have no record of their job.
+    /// The options that affected the rows, as [`JobRecord::options`]; `None` if the results have no
+    /// record of their job.
     pub options: Option<BTreeMap<String, String>>,
     rows: Box<dyn Iterator<Item = Result<Classification, StorageError>>>,
 }
@@ -44,11 +45,11 @@ impl Iterator for StoredRows {
     }
 }
 
-/// Reads the rows of a result file, or of a folder of parts, as [`read_rows`](crate::read_rows) does, in
-/// bounded memory.
+/// Reads the rows of a result file, or of a folder of parts, like [`read_rows`](crate::read_rows),
+/// in bounded memory.
 ///
 /// # Errors
-/// When there is no such result, here; when a file turns out to be none, in the iterator.
+/// At once if there is no such result; in the iterator if a file is malformed.
 pub fn read_stored(path: &Path, embeddings: bool) -> Result<StoredRows, StorageError> {
     let record = record(path)?;
     let names: Vec<(String, ColumnKind)> = match &record {
@@ -87,7 +88,7 @@ pub fn read_stored(path: &Path, embeddings: bool) -> Result<StoredRows, StorageE
     })
 }
 
-/// What the results say of their job, if they do.
+/// The job record in the results, if there is one.
 fn record(path: &Path) -> Result<Option<JobRecord>, StorageError> {
     if path.is_dir() {
         return stored(path, JOB);
@@ -99,7 +100,7 @@ fn record(path: &Path) -> Result<Option<JobRecord>, StorageError> {
     Ok(format.encoding().job(file))
 }
 
-/// The pass-through columns of rows without a record, by the first of them.
+/// The pass-through columns of rows without a record, inferred from the first rows.
 fn guessed(path: &Path) -> Result<Vec<(String, ColumnKind)>, StorageError> {
     let read = |path: &Path, format| fields(path, format, Wanted::All);
     let fields = over_parts(path, read, |fields: &Map<String, Value>| {
@@ -109,7 +110,7 @@ fn guessed(path: &Path) -> Result<Vec<(String, ColumnKind)>, StorageError> {
     let mut columns: Vec<(String, Option<ColumnKind>)> = Vec::new();
     for fields in fields.take(LOOKED_AT) {
         for (name, value) in fields? {
-            // A table has this column of its own, for retries.
+            // The table's own column for retries.
             if COLUMNS.contains(&&*name) || is_vector(&name) || name == "generation" {
                 continue;
             }
@@ -123,7 +124,7 @@ fn guessed(path: &Path) -> Result<Vec<(String, ColumnKind)>, StorageError> {
             match columns.iter_mut().find(|(known, _)| *known == name) {
                 None => columns.push((name, kind)),
                 Some((_, known)) if known.is_none() => *known = kind,
-                // An integer among floats is one.
+                // An integer among floats is a float.
                 Some((_, known @ Some(ColumnKind::Int))) if kind == Some(ColumnKind::Float) => {
                     *known = kind;
                 }
@@ -137,7 +138,7 @@ fn guessed(path: &Path) -> Result<Vec<(String, ColumnKind)>, StorageError> {
         .collect())
 }
 
-/// How the rows of one result are read.
+/// How to read the rows of one result.
 struct Reader {
     /// Name in rows and kind of each pass-through column.
     columns: Vec<(String, ColumnKind)>,
@@ -183,7 +184,7 @@ impl Reader {
             let text = fields.get(name).and_then(Value::as_str);
             text.map(|text| unescaped(text.to_owned()))
         };
-        // Formats of text have numbers as text.
+        // Text formats store numbers as text.
         let number = |name: &str| match fields.get(name)? {
             Value::Number(number) => number.as_u64(),
             Value::String(text) => text.parse().ok(),
@@ -239,7 +240,7 @@ impl Reader {
     }
 }
 
-/// The value of a column of embeddings in the formats of text.
+/// The value of an embedding column in text formats.
 pub(crate) fn vector(value: Option<Value>) -> Result<Option<Vec<f32>>, String> {
     let parsed = match value {
         None | Some(Value::Null) => return Ok(None),

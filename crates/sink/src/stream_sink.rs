@@ -8,9 +8,9 @@ use trommel_storage::StorageError;
 use crate::row::Row;
 use crate::{Committed, JobRecord, JsonLines, Ledger, ResultSink, Summary};
 
-/// Rows as JSON Lines on a stream, in the order they become known. Nothing is resumed.
+/// Rows as JSON Lines on a stream, in order of completion. Cannot be resumed.
 pub struct StreamSink<W> {
-    /// Absent while a commit writes, and after one that was dropped.
+    /// Absent during a commit, and after one whose future was dropped.
     out: Option<W>,
     job: Arc<JobRecord>,
     ledger: Ledger,
@@ -49,7 +49,7 @@ impl<W: Write + Send + 'static> ResultSink for StreamSink<W> {
         });
         let (out, rows) = written.await.unwrap_or_else(|_| Err(lost()))?;
         self.out = Some(out);
-        // A stream has no end in sight, so only what is small is kept.
+        // A stream is unbounded, so only small state is kept.
         let new = rows.iter().map(|row| row.image.index);
         self.ledger.committed.extend(new);
         self.ledger.record.rows += given as u64;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FailureSummary, JobRecord};
 
-/// What became of a job.
+/// The result of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The job.
@@ -18,18 +18,18 @@ pub struct Summary {
     pub model: String,
     /// The first digits of the model's content hash.
     pub model_version: String,
-    /// Images, and so rows.
+    /// Number of images, and so of rows.
     pub images: u64,
     /// Rows with a label.
     pub ok: u64,
-    /// Rows without.
+    /// Rows without a label.
     pub failed: u64,
     /// Failures by kind.
     pub failures: BTreeMap<String, FailureSummary>,
-    /// The parts that count; of several rows of an index the one of the later part does. Those of a
-    /// single file are removed once they are in it.
+    /// The valid parts; of several rows with the same index, the one in the later part counts.
+    /// Parts are removed once merged into a single file.
     pub parts: Vec<PartSummary>,
-    /// Of a retry: the same of the whole job, with the rows of the retry in their place.
+    /// For a retry: the same for the whole job, with the retry's rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<Box<Summary>>,
 }
@@ -43,7 +43,7 @@ pub struct PartSummary {
     pub rows: u64,
 }
 
-/// What `_summary.json` holds.
+/// The content of `_summary.json`.
 #[derive(Serialize)]
 pub(crate) struct StoredSummary<'a> {
     #[serde(flatten)]
@@ -59,7 +59,7 @@ pub(crate) struct Times {
     started_at: i64,
     /// When it was finished.
     finished_at: i64,
-    /// The time between.
+    /// The time in between.
     seconds: f64,
     /// When the last retry of its failed rows was finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +67,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Of a job that is finished now.
+    /// For a job that finishes now.
     pub(crate) fn now(job: &JobRecord) -> Self {
         let finished_at = now();
         Self {
@@ -78,7 +78,7 @@ impl Times {
         }
     }
 
-    /// Of a job whose failed rows are replaced now, from its summary so far.
+    /// For a job whose failed rows are replaced now, from its summary so far.
     pub(crate) fn retried(summary: &[u8]) -> Result<Self, serde_json::Error> {
         let times: Self = serde_json::from_slice(summary)?;
         Ok(Self {

@@ -1,4 +1,5 @@
-//! What becomes of what is at an output when a job begins there, and how a single process holds it.
+//! What happens to the contents of an output when a job begins there, and how a single process
+//! holds it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
@@ -20,46 +21,45 @@ pub(crate) const SUMMARY: &str = "_summary.json";
 const LOCK: &str = "_lock";
 const RETRY: &str = "retry-";
 
-/// The folder of a job's parts in its output; of the job itself the output.
+/// The folder of a job's parts in its output; for the job itself, the output.
 pub(crate) fn folder_of(generation: u32) -> Option<String> {
     (generation > 0).then(|| format!("{RETRY}{generation:04}"))
 }
 
-/// The generation of a folder of this name.
+/// The generation of a folder with this name.
 pub(crate) fn retry_of(name: &str) -> Option<u32> {
     let digits = name.strip_prefix(RETRY)?;
     let is_ours = digits.len() >= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_ours.then(|| digits.parse().ok()).flatten()
 }
 
-/// Which job at an output is the one that is opened.
+/// How to recognise the job that is opened at an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// The one of its id and run.
+    /// By its id and run.
     Run,
-    /// The one whose rows have the same shape, whose id and run are then taken over.
+    /// By the shape of its rows; its id and run are then used.
     Spec,
 }
 
-/// What `_job.json` holds.
+/// The content of `_job.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredJob {
     #[serde(flatten)]
     pub(crate) job: JobRecord,
-    /// Whether the job was opened to overwrite an earlier result, which stays until this one takes
-    /// its place.
+    /// Whether the job was opened to overwrite an earlier result, which stays until it is replaced.
     #[serde(default)]
     pub(crate) replaces_output: bool,
 }
 
 impl StoredJob {
-    /// Whether this job's result may take the place of what is at the output's name.
+    /// Whether this job's result may replace what is at the output's name.
     pub(crate) fn may_replace(&self, owner: &Owner) -> bool {
         owner.is_result_of(&self.job.job_id)
             || (self.replaces_output && matches!(owner, Owner::Job(_)))
     }
 
-    /// Whether `job` goes on with this one.
+    /// Whether `job` resumes this one.
     pub(crate) fn is(&self, job: &JobRecord, identity: Identity) -> bool {
         match identity {
             Identity::Run => self.job.job_id == job.job_id && self.job.run == job.run,
@@ -71,7 +71,7 @@ impl StoredJob {
         }
     }
 
-    /// Refuses rows of `job` that cannot share an output with those of this one, whatever its source.
+    /// Refuses rows of `job` that cannot share an output with this job's, ignoring sources.
     pub(crate) fn refuse_other_rows(
         &self,
         place: impl std::fmt::Display,
@@ -91,7 +91,7 @@ impl StoredJob {
         ))
     }
 
-    /// Why `job` cannot go on with this one, unless it overwrites.
+    /// Why `job` cannot resume this one, unless it overwrites.
     pub(crate) fn refusal(&self, place: impl std::fmt::Display, job: &JobRecord) -> StorageError {
         let mut reasons = self.job.differences(job);
         let remedy = match self.job.row_differences(job).is_empty() && job.retry.is_none() {
@@ -119,7 +119,7 @@ impl StoredJob {
     }
 }
 
-/// Reads an object, if it is there.
+/// Reads an object, if it exists.
 pub(crate) async fn read(
     store: &dyn ObjectStore,
     key: &str,
@@ -148,11 +148,10 @@ impl Destination {
         })
     }
 
-    /// Takes over the job whose record is here, if it is the same; else writes a record, after it
-    /// has removed what is here if it may. Whether it was here before.
-    ///
-    /// One that stops half-way and goes on later, when the output is another run's by then, removes
-    /// nothing of that run, and does not write over its record.
+    /// Takes over the job whose record is here, if it is the same; otherwise writes a record after
+    /// removing what is here, if allowed. Returns whether the job was here before. A caller that
+    /// stops midway and continues when the output belongs to another run removes nothing of that
+    /// run, and does not overwrite its record.
     pub(crate) async fn take(
         &self,
         job: JobRecord,
@@ -164,7 +163,7 @@ impl Destination {
         let old = read(&*self.store, JOB).await?;
         match old.as_ref().map(|text| self.parsed(text)) {
             None => {}
-            // The first sink of a run has overwritten; the next ones go on.
+            // The first sink of a run has overwritten; the next ones resume.
             Some(Ok(stored))
                 if stored.is(&job, identity) && !(overwrite && identity == Identity::Spec) =>
             {
@@ -183,7 +182,7 @@ impl Destination {
         match old {
             None => self.store.put_if_absent(JOB, stored.text()).await?,
             Some(old) => {
-                // Rows of this run are here if another sink of it was faster.
+                // Rows of this run are already here if another sink of it was faster.
                 let own = (identity == Identity::Run).then_some(stored.job.run.as_str());
                 self.clear(&old, own, claims).await?;
                 self.store.replace(JOB, &old, stored.text()).await?;
@@ -192,7 +191,7 @@ impl Destination {
         Ok((stored, false))
     }
 
-    /// Refuses when another run has taken the output over.
+    /// Refuses if another run has taken the output over.
     pub(crate) async fn refuse_other_run(&self, job: &JobRecord) -> Result<(), StorageError> {
         match self.stored_job().await? {
             Some(stored) if stored.is(job, Identity::Run) => Ok(()),
@@ -200,12 +199,12 @@ impl Destination {
         }
     }
 
-    /// Refuses to write over, or among, files that are not Trommel's. Changes nothing.
+    /// Refuses to overwrite, or write among, files that are not Trommel's. Changes nothing.
     pub(crate) async fn refuse_foreign(&self, overwrite: bool) -> Result<(), StorageError> {
         let has_job = read(&*self.store, JOB).await;
         let has_job = match has_job {
             Ok(job) => job.is_some(),
-            // A file where the folder should be; see below.
+            // A file in place of the folder; see below.
             Err(_) if self.folder.as_ref().is_some_and(|folder| folder.is_file()) => false,
             Err(error) => return Err(error),
         };
@@ -244,12 +243,12 @@ impl Destination {
         if has_job {
             return Ok(());
         }
-        // Names alone prove nothing: other programs call their files part-… too.
+        // Names alone prove nothing: other programs use `part-…` too.
         let mut objects = self.store.list("", None);
         while let Some(object) = objects.try_next().await? {
             match object.key.as_str() {
                 LOCK => {}
-                // It has come since.
+                // It was created meanwhile.
                 JOB => return Err(StorageError::lost_race(self.store.locate(JOB))),
                 key => {
                     let what = format!("contains files that trommel did not write, such as {key}");
@@ -260,8 +259,8 @@ impl Destination {
         Ok(())
     }
 
-    /// The summary of the job if it is finished and its results are still here; removes parts that
-    /// a crash has left behind the single file.
+    /// The summary of the job if it is finished and its results still exist; removes parts that a
+    /// crash has left next to the single file.
     pub(crate) async fn complete(&self, job: &JobRecord) -> Result<Option<Summary>, StorageError> {
         let Some(summary) = self.marked(job).await? else {
             return Ok(None);
@@ -280,7 +279,7 @@ impl Destination {
             None => {
                 let listed: Vec<_> = self.store.list("part-", None).try_collect().await?;
                 let is_there = |name: &str| listed.iter().any(|object| object.key == name);
-                // Those of retries are theirs to look after.
+                // Retries clean up their own.
                 let mut own = summary.parts.iter().filter(|part| !part.name.contains('/'));
                 if !own.all(|part| is_there(&part.name)) {
                     return Ok(None);
@@ -307,15 +306,15 @@ impl Destination {
             );
             StorageError::new(StorageErrorKind::Corrupt, message)
         })?;
-        // One of another run comes from a sink that did not know of this one.
+        // The summary of another run comes from a sink that did not know about this one.
         let is_ours = summary.job_id == job.job_id && summary.run == job.run;
         Ok(Some(summary).filter(|_| is_ours))
     }
 
-    /// Removes the parts that have become the single file.
+    /// Removes parts that were merged into the single file.
     pub(crate) async fn remove_merged(&self, summary: &Summary) -> Result<(), StorageError> {
         if self.file.is_some() {
-            // A retry removes its own, once it has its marks.
+            // A retry removes its own, once it is marked as finished.
             for part in summary.parts.iter().filter(|part| !part.name.contains('/')) {
                 self.store.delete(&part.name).await?;
             }
@@ -323,17 +322,16 @@ impl Destination {
         Ok(())
     }
 
-    /// Withdraws the marks of a finished job.
+    /// Removes the marks of a finished job.
     pub(crate) async fn reopen(&self) -> Result<(), StorageError> {
         self.store.delete(SUCCESS).await?;
         self.store.delete(SUMMARY).await
     }
 
     /// Removes the results of the job whose record is `old`, the marks of its end first. Its record
-    /// stays until another one takes its place.
-    ///
-    /// What is removed is listed before it is sure that the output is this run's, `own`, and that no
-    /// other sink of it was here: what they write is not among it, nor is `old` a later run's.
+    /// stays until another one replaces it. The results are listed before it is certain that the
+    /// output belongs to this run, `own`, and that no other sink of it was here; the list contains
+    /// nothing that these write, and `old` is not a later run.
     async fn clear(
         &self,
         old: &Bytes,
@@ -366,7 +364,7 @@ impl Destination {
         self.remove(results).await
     }
 
-    /// The names of all parts but those to keep.
+    /// The names of all parts except those to keep.
     pub(crate) async fn parts_but(
         &self,
         keeps: impl Fn(&str) -> bool,
@@ -385,9 +383,8 @@ impl Destination {
         removed.buffer_unordered(32).try_collect().await
     }
 
-    /// Holds a local output for this process until the file is closed.
-    ///
-    /// It spares a second process its work; that no row is written twice rests on the names of parts.
+    /// Holds a local output for this process until the file is closed. This saves a second process
+    /// its work; the names of parts prevent duplicate rows.
     pub(crate) fn lock(&self) -> Result<Option<File>, StorageError> {
         let Some(folder) = &self.folder else {
             return Ok(None);
@@ -424,7 +421,7 @@ impl Destination {
         Ok(Some(file))
     }
 
-    /// Shows that the single file can be written.
+    /// Checks that the single file can be written.
     pub(crate) fn probe_file(&self) -> Result<(), StorageError> {
         let file = self.file.as_deref();
         file.map_or(Ok(()), |file| probe(Self::parent_of(file)))

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::image_ref::cut_text;
 use crate::{ErrorKind, ImageRef, Scalar};
 
-/// What became of one image under one model: the message from infer (or, for an image that could
+/// The outcome of one image under one model: the message from infer (or, for an image that could
 /// not be prepared, from preprocess) to the sink, and the content of one result row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Classification {
@@ -15,7 +15,7 @@ pub struct Classification {
     pub model: Arc<str>,
     /// The model's version: the first 12 hex digits of its content hash.
     pub model_version: Arc<str>,
-    /// Encoded bytes that were read, if they were.
+    /// Encoded bytes that were read, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// Size of the image as stored, if it was decoded.
@@ -23,14 +23,14 @@ pub struct Classification {
     pub original: Option<ImageSize>,
     /// Labels, or the error.
     pub outcome: Outcome,
-    /// Deliveries it took over all stages; 1 when each succeeded at once.
+    /// Number of deliveries over all stages; 1 per stage if each succeeded at once.
     pub attempts: u32,
     /// When the outcome was known, in microseconds since the Unix epoch, UTC.
     pub finished_at: i64,
 }
 
 impl Classification {
-    /// The failed row of an image whose row no message can hold. A failure keeps its kind.
+    /// The failed row of an image whose row is too large for a message. A failure keeps its kind.
     pub fn cut(&self, reason: &str) -> Self {
         let failure = match &self.outcome {
             Outcome::Failed(failure) => Failure {
@@ -49,7 +49,7 @@ impl Classification {
         }
     }
 
-    /// About how many bytes the row takes, by its text and its vectors.
+    /// Approximate bytes of the row, from its text and its vectors.
     pub fn approx_bytes(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let floats =
@@ -92,9 +92,9 @@ pub enum Outcome {
 /// A model's answer for one image.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
-    /// The best classes, highest score first; none of a model without classes.
+    /// The best classes, highest score first; empty for a model without classes.
     pub top: Vec<TopLabel>,
-    /// The model's raw output, one value a class, if asked for.
+    /// The model's raw output, one value per class, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logits: Option<Vec<f32>>,
     /// What the model knows about the image in addition to its classes, if requested.

@@ -13,8 +13,8 @@ pub struct Column {
 pub const PHASH: &str = "phash";
 
 impl Column {
-    /// The perceptual hashes of images, as 16 hexadecimal digits: numbers of 64 bits lose digits in many
-    /// readers of JSON.
+    /// The perceptual hashes of images, as 16 hexadecimal digits: many JSON readers lose digits of
+    /// 64-bit numbers.
     pub fn phash() -> Self {
         Self {
             name: PHASH.to_owned(),

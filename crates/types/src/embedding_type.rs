@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// In how many bits the values of an embedding are kept.
+/// The precision in which embeddings are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbeddingType {
@@ -15,7 +15,7 @@ pub enum EmbeddingType {
 }
 
 impl EmbeddingType {
-    /// Whether nothing was asked for.
+    /// Whether this is the default.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

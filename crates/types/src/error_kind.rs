@@ -12,15 +12,15 @@ pub enum ErrorKind {
     NotFound,
     /// The store refused access.
     PermissionDenied,
-    /// The object is there but reading it failed.
+    /// The object exists, but reading it failed.
     Unreadable,
-    /// The object is not the one that was listed: it was changed since.
+    /// The object has changed since it was listed.
     Changed,
-    /// The object holds no bytes.
+    /// The object is empty.
     Empty,
     /// More encoded bytes than the limit allows.
     TooLarge,
-    /// The bytes are of no image format that is read.
+    /// The bytes are of no supported image format.
     UnknownFormat,
     /// The file ends before the image does.
     Truncated,
@@ -28,11 +28,11 @@ pub enum ErrorKind {
     Corrupt,
     /// More pixels, or a longer side, than the limit allows.
     TooManyPixels,
-    /// A valid file that uses a feature of its format that is not read.
+    /// A valid file that uses an unsupported feature of its format.
     Unsupported,
-    /// The work took longer than it may.
+    /// The work exceeded its time limit.
     Timeout,
-    /// The deadline that the job gives each image had passed before it was worked on.
+    /// The image's deadline, which the job set, passed before it was processed.
     Expired,
     /// The model failed on this image, also when run alone.
     ModelFailed,
@@ -40,7 +40,7 @@ pub enum ErrorKind {
     Poisoned,
 }
 
-/// Words that stand for several kinds: what a stage could not do.
+/// Words for several kinds: everything that a stage reports.
 const GROUPS: [(&str, &[ErrorKind]); 3] = [
     (
         "fetch",
@@ -86,11 +86,11 @@ impl ErrorKind {
         Self::Poisoned,
     ];
 
-    /// The kinds that these words name, in their order: a kind by its name, or `fetch`, `decode` or
-    /// `infer` for all that such a stage reports.
+    /// The kinds that these words name, in order: a kind by its name, or `fetch`, `decode` or
+    /// `infer` for all kinds that this stage reports.
     ///
     /// # Errors
-    /// A sentence that lists what may be named, when a word is unknown.
+    /// If a word is unknown: a sentence that lists the valid ones.
     pub fn named<W: AsRef<str>>(words: &[W]) -> Result<Vec<Self>, String> {
         let mut named = BTreeSet::new();
         for word in words.iter().map(AsRef::as_ref) {

@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FrameRate(NonZeroU32);
 
-/// The thousandths of a frame per second that are one frame per second.
+/// Thousandths of a frame per second in one frame per second.
 const UNIT: u32 = 1000;
-/// Highest rate, at which frames still have times of their own in milliseconds.
+/// Highest rate at which frames have distinct times in milliseconds.
 const HIGHEST: u32 = 1000;
 
 impl FrameRate {
@@ -30,13 +30,13 @@ impl FrameRate {
         u64::try_from(micros).unwrap_or(u64::MAX)
     }
 
-    /// The same as text in seconds to the millisecond, such as `12.000`.
+    /// The same in seconds to the millisecond, such as `12.000`.
     pub fn seconds(self, number: u64) -> String {
         let millis = self.micros(number) / 1000;
         format!("{}.{:03}", millis / 1000, millis % 1000)
     }
 
-    /// How many frames are shown before `micros` microseconds have passed.
+    /// Number of frames shown before `micros` microseconds have passed.
     pub fn frames_before(self, micros: u64) -> u64 {
         let frames = (u128::from(micros) * u128::from(self.0.get())).div_ceil(1_000_000_000);
         u64::try_from(frames).unwrap_or(u64::MAX)

@@ -21,13 +21,13 @@ pub struct ImageRef {
     /// percent-encoded `file://` URL; an image inside a file is `file#member`, a frame of a video
     /// `file#t=12.000`.
     pub uri: String,
-    /// Which bytes of the object at `uri` are the image.
+    /// Where in the object at `uri` the image is.
     #[serde(default, skip_serializing_if = "Content::is_whole")]
     pub content: Content,
-    /// The store's version of the object, where it has one.
+    /// The store's version of the object, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Encoded size in bytes, where the listing has it.
+    /// Encoded size in bytes, if the listing has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Values of the source's pass-through columns, in their order.
@@ -36,7 +36,7 @@ pub struct ImageRef {
 }
 
 impl ImageRef {
-    /// This image for a later stage, which has no use for its encoded bytes.
+    /// This image for a later stage, without its encoded bytes.
     pub fn without_inline_bytes(&self) -> Self {
         let content = match &self.content {
             Content::Inline(_) => Content::Whole,
@@ -55,12 +55,12 @@ impl ImageRef {
     }
 }
 
-/// Longest text of a row that is cut, in bytes.
+/// Length of a truncated text of a row, in bytes.
 const CUT: usize = 1024;
 
 impl ImageRef {
-    /// This image for a row that no message could hold otherwise: long texts end after a kilobyte, with the
-    /// hash of the whole behind them, so that different ones stay different.
+    /// This image, small enough for a message: long texts are cut after a kilobyte and end with a
+    /// hash of the whole, so that different ones stay different.
     pub fn cut(&self) -> Self {
         let mut cut = self.without_inline_bytes();
         cut.uri = cut_text(&cut.uri);
@@ -85,7 +85,7 @@ impl ImageRef {
     }
 }
 
-/// A text that is not much longer than a kilobyte.
+/// The text, cut to little more than a kilobyte.
 pub(crate) fn cut_text(text: &str) -> String {
     if text.len() <= CUT {
         return text.to_owned();
@@ -95,7 +95,7 @@ pub(crate) fn cut_text(text: &str) -> String {
     format!("{}…#{hash:016x}", &text[..end])
 }
 
-/// Reads an index that a signed integer can hold.
+/// Reads an index that fits into a signed integer.
 fn signed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let index = u64::deserialize(deserializer)?;
     match i64::try_from(index) {
@@ -106,11 +106,11 @@ fn signed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     }
 }
 
-/// Which bytes of an object are the image.
+/// Where in an object the image is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// All of them.
+    /// The whole object.
     #[default]
     Whole,
     /// A member of an archive.
@@ -128,17 +128,17 @@ pub enum Content {
         archive: String,
         /// First byte of its local header.
         offset: u64,
-        /// Bytes of its name in that header.
+        /// Length of its name in that header.
         name_length: u16,
-        /// Bytes that it has in the archive.
+        /// Compressed size.
         length: u64,
-        /// Bytes that it has once unpacked.
+        /// Uncompressed size.
         size: u64,
-        /// How it is packed, by zip's own numbers, such as 0 (stored) and 8 (deflate).
+        /// Compression method by zip's own numbers, such as 0 (stored) and 8 (deflate).
         method: u16,
-        /// CRC-32 of its bytes once unpacked.
+        /// CRC-32 of the uncompressed bytes.
         checksum: u32,
-        /// Whether it is encrypted, which is not read.
+        /// Whether it is encrypted, which is not supported.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         encrypted: bool,
     },
@@ -148,7 +148,7 @@ pub enum Content {
         archive: String,
         /// How the archive is compressed.
         packing: Packing,
-        /// First byte in what the archive unpacks to.
+        /// First byte in the unpacked archive.
         offset: u64,
         /// Number of bytes.
         length: u64,
@@ -166,9 +166,9 @@ pub enum Content {
     Frame {
         /// The video.
         video: String,
-        /// Frames per second that are taken.
+        /// Frames per second of the sampling.
         rate: FrameRate,
-        /// Which of them, from 0.
+        /// Number of the frame, from 0.
         number: u64,
     },
     /// The bytes travel in the message itself.
@@ -186,7 +186,7 @@ pub enum Packing {
 }
 
 impl Content {
-    /// The file that holds the image, where the image is not a file of its own.
+    /// The file that contains the image, if the image is not a file itself.
     pub fn container(&self) -> Option<&str> {
         match self {
             Self::Whole | Self::Inline(_) => None,

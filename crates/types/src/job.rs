@@ -11,27 +11,27 @@ use crate::{
     Price, Reference, WIRE_VERSION,
 };
 
-/// Letters of a job's id at most.
+/// Longest job id.
 const MAX_ID: usize = 64;
 
-/// A request to have images classified: the message from a user to ingest.
+/// A request to classify images: the message from a user to ingest.
 ///
 /// It may be written as MessagePack or as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobRequest {
-    /// Names the job forever; the same id again is the same job. Letters, digits, `-` and `_`,
-    /// at most 64. The control API gives one to a request without.
+    /// Names the job forever; the same id again refers to the same job. Letters, digits, `-` and
+    /// `_`, at most 64. The control API generates one if it is missing.
     #[serde(default)]
     pub id: String,
-    /// What `trommel classify` takes: folders, `s3://bucket/prefix`, manifests and so on, as the
-    /// workers see them. Or `nats://SUBJECT` alone, on which a store publishes notifications of new
-    /// objects: such a job goes on until it is cancelled.
+    /// The sources of `trommel classify`: folders, `s3://bucket/prefix`, manifests and so on, as
+    /// the workers see them. Or only `nats://SUBJECT`, on which a store publishes notifications of
+    /// new objects: such a job runs until it is cancelled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// Names of models in the workers' repository; each gets rows of its own.
+    /// Names of models in the workers' repository; each model gets its own rows.
     pub models: Vec<String>,
-    /// Where rows go: a folder of the workers, or `s3://bucket/prefix/`. Of several
-    /// models each gets a folder of its name in it.
+    /// Where rows go: a folder that the workers share, or `s3://bucket/prefix/`. With several
+    /// models, each gets a folder with its name in it.
     pub output: String,
     /// How urgent it is.
     #[serde(default, skip_serializing_if = "Lane::is_normal")]
@@ -44,31 +44,31 @@ pub struct JobRequest {
     pub options: JobOptions,
 }
 
-/// What the rows of a job hold. Nothing else shapes a row but the models and the source.
+/// What the rows of a job hold. Besides this, only the models and the source affect rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RowOptions {
     /// Classes in `top`. Default: 5.
     pub top_k: NonZeroU32,
-    /// Whether rows hold the raw output of the model too.
+    /// Whether rows include the model's raw output.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub logits: bool,
-    /// Whether rows hold the images' embeddings, of models that give them.
+    /// Whether rows include the images' embeddings, for models that have them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub embedding: bool,
-    /// In how many bits the values of embeddings are kept.
+    /// Precision of the embeddings.
     #[serde(skip_serializing_if = "EmbeddingType::is_default")]
     pub embedding_type: EmbeddingType,
-    /// Whether embeddings are scaled to the length 1.
+    /// Whether embeddings are scaled to length 1.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub normalize: bool,
-    /// Whether rows hold the images' perceptual hashes.
+    /// Whether rows include the images' perceptual hashes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub phash: bool,
     /// Classes instead of the model's own, for models with a text tower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelSet>,
-    /// The score that a class has to reach, instead of the model's own threshold.
+    /// The score that a class has to reach, in place of the model's own threshold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f32>,
     /// The same for single classes, by label.
@@ -76,10 +76,10 @@ pub struct RowOptions {
     pub thresholds: BTreeMap<String, f32>,
     /// How much tensors may differ from the reference's.
     pub mode: Mode,
-    /// Whose processor the tensors follow. Default: what the model's folder says.
+    /// The processor that the tensors follow. Default: given by the model's folder.
     #[serde(skip_serializing_if = "Reference::is_auto")]
     pub reference: Reference,
-    /// Whether text in CSV that a spreadsheet would run as a formula gets a `'` before it.
+    /// Whether CSV text that a spreadsheet would run as a formula is prefixed with `'`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub escape_formulas: bool,
 }
@@ -104,11 +104,11 @@ impl Default for RowOptions {
 }
 
 impl RowOptions {
-    /// The columns of rows behind those that all rows have: those of the source, then that of the perceptual hash
-    /// if it is asked for.
+    /// The columns of rows after those that all rows have: those of the source, then the perceptual
+    /// hash if requested.
     ///
     /// # Errors
-    /// When the source has a column of its name.
+    /// If the source has a column of the same name.
     pub fn columns(&self, of_source: &[Column]) -> Result<Vec<Column>, String> {
         let mut columns = of_source.to_vec();
         if self.phash {
@@ -123,14 +123,14 @@ impl RowOptions {
     }
 }
 
-/// Choices of a job. Each has the meaning of the flag of that name.
+/// Options of a job. Each has the meaning of the flag of the same name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobOptions {
     /// `parquet`, `jsonl` or `csv`, for a folder of parts. Default: Parquet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
-    /// File name suffixes that are taken.
+    /// File name suffixes to include.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suffixes: Option<Vec<String>>,
     /// Smallest encoded size in bytes.
@@ -139,7 +139,7 @@ pub struct JobOptions {
     /// Largest encoded size in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_size: Option<u64>,
-    /// How many images are taken.
+    /// Size of the sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<u64>,
     /// Chooses another sample of the same size.
@@ -147,13 +147,13 @@ pub struct JobOptions {
     /// The column of a manifest that holds uris.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri_column: Option<String>,
-    /// Where relative paths in lists begin.
+    /// Base of relative paths in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
     /// The column of a Parquet file that holds images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_column: Option<String>,
-    /// Frames per second that are taken from videos. Default: 1.
+    /// Frames per second to take from videos. Default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fps: Option<FrameRate>,
     /// Share of failed images above which the job ends early, 0 to 1.
@@ -162,43 +162,41 @@ pub struct JobOptions {
     /// Seconds after which the job ends early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_runtime_seconds: Option<u64>,
-    /// What the user pays, as in `infer=2.10/h`.
+    /// The user's prices, as in `infer=2.10/h`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prices: Vec<Price>,
     /// Cost at these prices at which the job ends early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<f64>,
-    /// The estimate of a dry run, to compare with what the job takes.
+    /// The forecast of a dry run, to compare with the actual figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
-    /// Milliseconds from the queueing of an image after which it is not worked on any more: its row fails
-    /// as `expired`. Default: none.
+    /// Milliseconds after an image is queued from which it is discarded: its row fails as
+    /// `expired`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_deadline_ms: Option<u64>,
-    /// Whether results of another job at the output are replaced.
+    /// Whether to replace results of another job at the output.
     pub overwrite: bool,
-    /// Whether rows are added to those that are at the output, for images whose uri and etag have none
-    /// there.
+    /// Whether to add rows to those at the output, for images whose uri and etag have no row there.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skip_existing: bool,
-    /// Whether the images are only counted and the first few hundred classified, and no row is
-    /// stored.
+    /// Whether only to count the images and classify the first few hundred, without storing rows.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// Whose failed rows are tried again. The control API fills it in.
+    /// The failed rows to retry. The control API fills it in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryOf>,
 }
 
-/// What a job will take according to a dry run.
+/// The forecast of a job by a dry run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Images of the whole job.
     pub images: u64,
     /// Seconds from its start to its end.
     pub seconds: f64,
-    /// The interval that holds them with a probability of 95 %, as far as a sample can say; missing
-    /// where the sample was too small.
+    /// The 95 % interval of the time, as far as a sample allows; absent if the sample was too
+    /// small.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low_seconds: Option<f64>,
     /// Its upper end.
@@ -222,7 +220,7 @@ pub struct RetryOf {
 }
 
 impl RetryOf {
-    /// The id of the job that does it.
+    /// The id of the retry's own job.
     pub fn id(&self) -> String {
         let id = format!("{}-retry-{}", self.job, self.number);
         if id.len() <= MAX_ID {
@@ -234,7 +232,7 @@ impl RetryOf {
     }
 }
 
-/// What requests held before requests for single images were answered at once.
+/// The field of requests from before single images were answered at once.
 #[derive(Deserialize)]
 struct Gone {
     #[serde(default)]
@@ -272,13 +270,13 @@ impl Message for JobRequest {
 }
 
 impl JobRequest {
-    /// Whether its id is one that records, subjects and part names can hold.
+    /// Whether its id can be used in records, subjects and part names.
     pub fn has_valid_id(&self) -> bool {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         (1..=MAX_ID).contains(&self.id.len()) && self.id.bytes().all(is_valid)
     }
 
-    /// Says what is wrong with the request itself, without looking at any store or model.
+    /// Checks the request itself, without looking at any store or model.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut check = |is_wrong: bool, problem: &str| {
@@ -375,8 +373,8 @@ impl JobRequest {
     }
 }
 
-/// Whether an address of a database holds a password: `user:password@host`, or an option of this
-/// name.
+/// Whether the address of a database contains a password: `user:password@host`, or an option of
+/// this name.
 fn names_password(address: &str) -> bool {
     let Some(("postgres" | "postgresql", rest)) = address.split_once("://") else {
         return false;
@@ -389,7 +387,7 @@ fn names_password(address: &str) -> bool {
             .any(|option| option.starts_with("password="))
 }
 
-/// Whether a name is one that a folder of a model repository may have.
+/// Whether a name is valid for a folder of a model repository.
 pub fn is_model_name(name: &str) -> bool {
     let is_part = |part: &str| {
         !part.is_empty()

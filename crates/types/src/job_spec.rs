@@ -5,17 +5,17 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{Column, JobRequest};
 
-/// A job with everything that shapes its rows, as one value: what was asked for, and what that meant
-/// when the job began. It never changes afterwards.
+/// A job with everything that affects its rows, as one value: the request, and what it meant when
+/// the job began. It never changes afterwards.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// What was asked for.
+    /// The request.
     pub request: JobRequest,
     /// Names this run of the job in every part: 8 hex digits. Empty until the job begins, like all
-    /// that follows.
+    /// fields below.
     #[serde(default)]
     pub run: String,
-    /// Of a retry, and of a job that adds rows to others: among whose rows its own are.
+    /// For a retry, and for a job that adds rows: the job whose rows it joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<JobBase>,
     /// The source in words.
@@ -24,23 +24,23 @@ pub struct JobSpec {
     /// The source's pass-through columns.
     #[serde(default)]
     pub columns: Vec<Column>,
-    /// The models with the versions that they had.
+    /// The models, with their versions.
     #[serde(default)]
     pub models: Vec<JobModel>,
-    /// The columns that rows of a model have besides those of all rows and of the source, by the
-    /// model's name.
+    /// By model name: the columns that its rows have besides those of all rows and of the source.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub answers: BTreeMap<String, Vec<Column>>,
 }
 
-/// The job among whose rows those of another are.
+/// A job whose rows another job joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobBase {
-    /// Its id, which all of the rows have.
+    /// Its id, which all of the rows carry.
     pub job: String,
     /// Its run.
     pub run: String,
-    /// The number of the run that was added: of several rows of an index the one of the highest counts.
+    /// The number of the run that joins; of several rows of an index, the one with the highest
+    /// number counts.
     pub number: u32,
 }
 
@@ -59,8 +59,9 @@ impl JobSpec {
         &self.request.id
     }
 
-    /// Names what shapes the rows, whatever the run and the job's id: 16 hex digits of the XXH3 hash of
-    /// the spec's JSON. Two specs of the same hash make the same rows of the same images.
+    /// Identifies what affects the rows, apart from the run and the job's id: 16 hex digits of the
+    /// XXH3 hash of the spec's JSON. Two specs with the same hash produce the same rows from the
+    /// same images.
     pub fn hash(&self) -> String {
         let mut shape = self.clone();
         shape.run.clear();

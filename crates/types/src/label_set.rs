@@ -2,26 +2,26 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a label stands in a template.
+/// The placeholder of the label in a template.
 const PLACE: &str = "{}";
 
-/// Classes that are named by a job and not by its model: what a text tower turns into embeddings.
+/// Classes named by a job instead of its model, which a text tower turns into embeddings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LabelSet {
     /// The names of the classes, in the order of their numbers.
     pub names: Vec<String>,
-    /// Sentences in which `{}` stands for a label; the embeddings of all are averaged. Default:
+    /// Sentences in which `{}` is replaced by a label; their embeddings are averaged. Default:
     /// [`LabelSet::TEMPLATE`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub templates: Vec<String>,
 }
 
 impl LabelSet {
-    /// The sentence where none is given.
+    /// The default sentence.
     pub const TEMPLATE: &'static str = "a photo of a {}";
 
-    /// The sentences, with the default in its place.
+    /// The sentences, or the default one.
     pub fn templates(&self) -> Vec<&str> {
         match self.templates.is_empty() {
             true => vec![Self::TEMPLATE],
@@ -34,7 +34,7 @@ impl LabelSet {
         template.replacen(PLACE, label, 1)
     }
 
-    /// What is wrong with it by itself, the first few things.
+    /// The first problem of the set itself, if there is one.
     pub fn problem(&self) -> Option<String> {
         if self.names.is_empty() {
             return Some("there are no labels; give at least one".to_owned());

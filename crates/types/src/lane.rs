@@ -3,21 +3,21 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How urgent work is. Workers take what is in a higher lane first.
+/// How urgent work is. Workers take work from the most urgent lane first.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
-    /// Someone waits for the answer. No job is in this lane, and no message carries it.
+    /// A client waits for the answer. No job is in this lane, and no message has it.
     #[serde(skip)]
     Live,
-    /// Before all other jobs.
+    /// Before other jobs.
     High,
     /// The default.
     #[default]
     Normal,
-    /// When nothing else waits.
+    /// Only if nothing else waits.
     Low,
 }
 
@@ -38,8 +38,8 @@ impl Lane {
         }
     }
 
-    /// The lane's place in [`Lane::OF_JOBS`]. Live work, which is in none of them, has that of the most
-    /// urgent.
+    /// The lane's position in [`Lane::OF_JOBS`]. Live work, which is not among them, has the
+    /// position of the most urgent.
     pub fn place_of_job(self) -> usize {
         match self {
             Self::Live | Self::High => 0,
@@ -48,8 +48,8 @@ impl Lane {
         }
     }
 
-    /// The lanes of jobs in the order in which take number `take` looks at them: the most urgent first,
-    /// but of sixteen takes one begins at another lane, each in its turn, so that none starves.
+    /// The lanes of jobs in the order for take number `take`: the most urgent first, but every
+    /// sixteenth take begins with another lane, in turn, so that none starves.
     pub fn order(take: usize) -> [Self; 3] {
         const FAIR: usize = 16;
         let mut lanes = Self::OF_JOBS;

@@ -16,7 +16,7 @@ pub struct LiveTensor {
     pub model: Arc<str>,
     /// That model's version.
     pub model_version: Arc<str>,
-    /// What the row is to hold: of these options those that concern scores.
+    /// What the row should hold; only options that concern scores apply.
     #[serde(default)]
     pub rows: RowOptions,
     /// `HWC u8`, as in [`PreparedImage`](crate::PreparedImage).
@@ -27,12 +27,12 @@ pub struct LiveTensor {
     /// A duration, so that clocks need not agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
-    /// Images for this model that the sender is still preparing: a batch may wait for them.
+    /// Images for this model that the sender is still preprocessing: a batch may wait for them.
     #[serde(default)]
     pub coming: u32,
 }
 
-/// What became of a [`LiveTensor`]: the reply from infer to serve.
+/// The outcome of a [`LiveTensor`]: the reply from infer to serve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveAnswer {
     /// Scores, or the error.
@@ -47,11 +47,11 @@ pub enum LiveOutcome {
     Ok(Scores),
     /// The model failed on this image; its row says so.
     Failed(Failure),
-    /// There is no row.
+    /// No row could be made.
     Refused(LiveRefusal),
 }
 
-/// Why an infer worker gives no row for a [`LiveTensor`].
+/// Why an infer worker returns no row for a [`LiveTensor`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveRefusal {
     /// The reason, for programs.
@@ -64,7 +64,7 @@ pub struct LiveRefusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalReason {
-    /// As many requests wait as the worker answers in time.
+    /// The queue is as long as the worker can answer in time.
     Full,
     /// The deadline has passed.
     Deadline,
@@ -81,7 +81,7 @@ pub struct WarmModel {
     pub model: Arc<str>,
     /// Its version.
     pub model_version: Arc<str>,
-    /// Its classes. Left out when the request has the header `Trommel-Labels: no`.
+    /// Its classes. Omitted if the request has the header `Trommel-Labels: no`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<Arc<str>>,
 }

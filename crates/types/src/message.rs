@@ -20,20 +20,20 @@ pub trait Message: Clone + Serialize + DeserializeOwned + Send + Sync + 'static 
         .expect("messages hold only types that MessagePack has")
     }
 
-    /// Encodes what a dead letter keeps of it: all, unless most of it is bulk that names nothing.
+    /// Encodes the part of it that a dead letter keeps: everything except bulk data.
     fn encode_remains(&self) -> Vec<u8> {
         self.encode()
     }
 
-    /// About how many bytes it takes in memory; what has no text or pixels of its own counts as small.
+    /// Approximate bytes in memory, from its text and pixels.
     fn approx_bytes(&self) -> usize {
         size_of::<Self>()
     }
 
-    /// Decodes what [`Message::encode`], or a writer in any other language, has written.
+    /// Decodes the output of [`Message::encode`], or of a writer in any other language.
     ///
     /// # Errors
-    /// When the bytes are no such message, or one of a newer version.
+    /// If the bytes are not such a message, or one of a newer version.
     fn decode(wire: &[u8]) -> Result<Self, DecodeError> {
         decode(wire)
     }
@@ -81,7 +81,7 @@ struct Version {
     version: u16,
 }
 
-/// Why bytes are no message.
+/// Why bytes cannot be decoded.
 #[derive(Debug, Error)]
 pub enum DecodeError {
     /// Not a MessagePack map with the fields of this message.

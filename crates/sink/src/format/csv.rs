@@ -1,4 +1,4 @@
-//! CSV. As of JSON Lines, the rows are the commit record.
+//! CSV. As in JSON Lines, the rows are the commit record.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -138,7 +138,7 @@ fn writer(out: &mut (dyn Write + Send)) -> csv::Writer<&mut (dyn Write + Send)> 
         .from_writer(out)
 }
 
-/// The cause, whose kind the conversion of `csv` would lose.
+/// The cause, whose kind is lost in the conversion of `csv`.
 fn io_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,
@@ -146,13 +146,13 @@ fn io_error(error: csv::Error) -> io::Error {
     }
 }
 
-/// A value as a CSV field: lists as JSON text, null as nothing.
+/// A value as a CSV field: lists as JSON text, null as an empty field.
 fn field<'a>(value: &'a Value<'_>, escapes: bool) -> Cow<'a, str> {
     match value {
         Value::Null => "".into(),
         Value::Text(text) if escapes && is_formula(text) => format!("'{text}").into(),
         Value::Text(text) => Cow::Borrowed(text),
-        // JSON has no number for these.
+        // JSON cannot represent these.
         Value::Float(float) if !float.is_finite() => float.to_string().into(),
         Value::Score(score) if !score.is_finite() => score.to_string().into(),
         other => serde_json::to_string(other)
@@ -161,13 +161,13 @@ fn field<'a>(value: &'a Value<'_>, escapes: bool) -> Cow<'a, str> {
     }
 }
 
-/// Whether a spreadsheet would run a text as a formula, or it looks as if it had been escaped.
+/// Whether a spreadsheet would run the text as a formula, or the text looks escaped already.
 fn is_formula(text: &str) -> bool {
     let text = text.trim_start_matches('\'');
     text.starts_with(['=', '+', '-', '@', '\t', '\r'])
 }
 
-/// A text as it was before it was escaped.
+/// Undoes the escape.
 fn unescaped(text: &str) -> &str {
     match text.strip_prefix('\'') {
         Some(rest) if is_formula(rest) => rest,

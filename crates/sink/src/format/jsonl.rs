@@ -63,7 +63,7 @@ impl Encoding for JsonLines {
     }
 
     fn owner(&self, file: File) -> Owner {
-        // No row of ours is this long; a foreign file may be one endless line.
+        // None of our rows is this long; a foreign file may be one endless line.
         let mut line = String::new();
         match BufReader::new(file).take(1 << 24).read_line(&mut line) {
             Ok(0) => Owner::NoRows,
@@ -99,7 +99,7 @@ impl Encoding for JsonLines {
     }
 }
 
-/// What a row of a text format says about its commit.
+/// The commit information in a row of a text format.
 #[derive(Deserialize)]
 pub(super) struct CommitRow {
     pub(super) job_id: String,
@@ -109,7 +109,7 @@ pub(super) struct CommitRow {
     pub(super) error: Option<String>,
 }
 
-/// What the rows of a text part commit.
+/// The commit of a text part.
 #[derive(Default)]
 pub(super) struct Commits {
     record: PartRecord,
@@ -117,7 +117,7 @@ pub(super) struct Commits {
 }
 
 impl Commits {
-    /// Of a part with this content, which must end with a whole line.
+    /// Reads a part with this content, which must end with a complete line.
     pub(super) fn of(content: &[u8]) -> Result<Self, String> {
         match content.last() {
             Some(b'\n') => Ok(Self::default()),

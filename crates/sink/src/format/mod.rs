@@ -36,10 +36,10 @@ impl Format {
         }
     }
 
-    /// Bytes that these rows, sorted by index, take as a part of a job.
+    /// Size of these rows, sorted by index, as a part of a job.
     ///
     /// # Errors
-    /// As a part that cannot be written.
+    /// If the part cannot be written.
     pub fn part_bytes(self, job: &JobRecord, rows: &[Row]) -> io::Result<u64> {
         let mut out = Vec::new();
         let record = PartRecord::of(rows);
@@ -47,9 +47,9 @@ impl Format {
         Ok(out.len() as u64)
     }
 
-    /// Whose the file at an output's name is. What cannot be read counts as someone else's.
+    /// The owner of the file at an output's name. An unreadable file counts as foreign.
     pub(crate) fn owner_of(self, path: &Path) -> Owner {
-        // A symbolic link takes the name too, wherever it leads.
+        // A symbolic link occupies the name too, wherever it leads.
         if path.symlink_metadata().is_err() {
             return Owner::Absent;
         }
@@ -60,9 +60,9 @@ impl Format {
     }
 }
 
-/// How rows are written to parts and read from them. No error names a file; the caller does.
+/// How rows are written to and read from parts. Errors do not name the file; the caller does.
 pub(crate) trait Encoding: Sync {
-    /// Writes rows that are sorted by index, as a part with this record.
+    /// Writes rows sorted by index as a part with this record.
     fn write(
         &self,
         out: &mut (dyn Write + Send),
@@ -71,18 +71,18 @@ pub(crate) trait Encoding: Sync {
         record: &PartRecord,
     ) -> io::Result<()>;
 
-    /// Bytes at the end of a part that hold its record as a rule; `None` where it takes all.
+    /// Bytes at the end of a part that usually contain its record; `None` if all are needed.
     fn tail(&self) -> Option<u64>;
 
-    /// Reads from the end of a part of `size` bytes what it commits, and checks that it is of this
-    /// job.
+    /// Reads the record from the end of a part of `size` bytes, and checks that the part belongs to
+    /// this job.
     fn read_record(&self, end: Bytes, size: u64, job: &JobRecord) -> Result<Tail, String>;
 
-    /// Reads the rows of a part or a result as fields by name.
+    /// Reads the rows of a part or result as fields by name.
     fn rows(&self, input: Input, wanted: Wanted) -> Result<FieldRows, String>;
 
-    /// Reads the rows of a part or a result as fields by name, and apart from them their embeddings, if
-    /// they are wanted and there.
+    /// Reads the rows of a part or result as fields by name, with their embeddings separately if
+    /// requested and present.
     fn embedded_rows(&self, input: Input, wanted: Wanted) -> Result<EmbeddedRows, String> {
         let rows = self.rows(input, wanted)?;
         Ok(Box::new(rows.map(move |fields| {
@@ -93,7 +93,7 @@ pub(crate) trait Encoding: Sync {
         })))
     }
 
-    /// Reads the indices of the rows of a part or a result, and nothing else of them where the format allows.
+    /// Reads only the indices of the rows of a part or result, if the format allows.
     fn indices(&self, input: Input) -> Result<Indices, String> {
         let rows = self.rows(input, Wanted::Identity)?;
         Ok(Box::new(rows.map(|fields| {
@@ -102,20 +102,20 @@ pub(crate) trait Encoding: Sync {
         })))
     }
 
-    /// The job that a single file says it is of, if it does.
+    /// The job that a single file names as its own, if any.
     fn job(&self, _: File) -> Option<JobRecord> {
         None
     }
 
-    /// A text of a job whose formulas are escaped, as it was before.
+    /// Undoes the escaping of formulas in a text of this job.
     fn unescaped<'a>(&self, text: &'a str) -> &'a str {
         text
     }
 
-    /// Whose result a file is.
+    /// The owner of a result file.
     fn owner(&self, file: File) -> Owner;
 
-    /// Writes the rows of all parts to `out` as one file, except those that are superseded.
+    /// Merges the rows of all parts into `out`, without superseded ones.
     fn merge(
         &self,
         parts: &[MergePart],
@@ -128,21 +128,21 @@ pub(crate) trait Encoding: Sync {
 /// Fields of rows by name.
 pub(crate) type FieldRows = Box<dyn Iterator<Item = Result<Map<String, Value>, String>> + Send>;
 
-/// The same, with embeddings beside them.
+/// The same, with embeddings.
 pub(crate) type EmbeddedRows =
     Box<dyn Iterator<Item = Result<(Map<String, Value>, Option<Vec<f32>>), String>> + Send>;
 
-/// Indices of rows, in the order of the file.
+/// Indices of rows, in file order.
 pub(crate) type Indices = Box<dyn Iterator<Item = Result<u64, String>> + Send>;
 
-/// What the end of a part holds.
+/// The result of reading the end of a part.
 pub(crate) enum Tail {
     Record(PartRecord),
-    /// Too little: this many bytes are needed.
+    /// This many bytes are needed.
     More(u64),
 }
 
-/// What rows are read from.
+/// A readable file of rows.
 pub(crate) enum Input {
     File(File),
     Bytes(Bytes),
@@ -157,16 +157,17 @@ impl Input {
     }
 }
 
-/// Which columns are read, where the format allows a choice.
+/// The columns to read, if the format allows a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// All but vectors, which outweigh everything else and no reader of rows asks for.
+    /// All except vectors, which are far larger than everything else and which readers of rows do
+    /// not need.
     All,
-    /// The same and embeddings.
+    /// The same, with embeddings.
     Embedded,
-    /// Those that tell an image.
+    /// The columns that identify an image.
     Identity,
-    /// Those that a failed row has.
+    /// The columns of a failed row.
     Failure,
 }
 
@@ -181,14 +182,14 @@ impl Wanted {
     }
 }
 
-/// A file whose rows go into one.
+/// A file whose rows are merged.
 pub(crate) struct MergePart {
     pub(crate) path: PathBuf,
-    /// Indices of which a later generation holds the rows.
+    /// Indices whose rows are superseded by a later generation.
     pub(crate) superseded: RoaringTreemap,
 }
 
-/// Why parts cannot become one file.
+/// Why parts cannot be merged.
 pub(crate) enum MergeError {
     /// A part is damaged.
     Part(PathBuf, String),
@@ -201,7 +202,7 @@ impl MergeError {
         Self::Part(part.path.clone(), error.to_string())
     }
 
-    /// The same about a file that was to become `target`.
+    /// The same error about a file that was to become `target`.
     pub(crate) fn named(self, target: &Path) -> StorageError {
         match self {
             Self::Part(path, reason) => StorageError::corrupt(&path, reason),
@@ -226,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk with room for some bytes.
+    /// A disk with limited space.
     struct NearlyFull(usize);
 
     impl Write for NearlyFull {

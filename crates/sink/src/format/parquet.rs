@@ -1,4 +1,4 @@
-//! Parquet, whose footer holds what a part commits.
+//! Parquet, whose footer contains the record of a part.
 
 mod answers;
 mod columns;
@@ -59,9 +59,9 @@ const RANGES_KEY: &str = "trommel.ranges";
 const FAILURES_KEY: &str = "trommel.failures";
 /// Footer key, in the single file, of a hash of all indices and uris.
 const FINGERPRINT_KEY: &str = "trommel.fingerprint";
-/// Bytes at the end of a part that hold its footer as a rule.
+/// Bytes at the end of a part that usually contain its footer.
 const FOOTER: u64 = 64 << 10;
-/// Estimated bytes of rows that are turned into columns at once: a column of text holds 2 GiB.
+/// Estimated bytes of rows converted to columns at once: a text column is limited to 2 GiB.
 const BATCH: usize = 256 << 20;
 
 pub(super) struct Parquet;
@@ -163,7 +163,7 @@ impl Encoding for Parquet {
         job_id().map_or(Owner::Foreign, Owner::Job)
     }
 
-    /// Copies row groups without decoding them, but for parts of which some rows are superseded.
+    /// Copies row groups without decoding them, except in parts with superseded rows.
     fn merge(
         &self,
         parts: &[MergePart],
@@ -200,7 +200,7 @@ impl Encoding for Parquet {
         }
         // Readers take the Arrow types from this pair.
         let pairs = model.file_metadata().key_value_metadata();
-        // A retry changes no index and no uri of the file that it is merged with.
+        // A retry changes no index and no uri of the file that it is merged into.
         let fingerprint = value(pairs, FINGERPRINT_KEY).unwrap_or(fingerprint);
         footer.push(pair(FINGERPRINT_KEY, fingerprint.to_owned()));
         let arrow = pairs.into_iter().flatten();
@@ -229,7 +229,7 @@ impl Encoding for Parquet {
     }
 }
 
-/// What the end of a part says that it commits.
+/// The record from the end of a part.
 fn footer(job: &JobRecord, record: &PartRecord) -> Vec<KeyValue> {
     vec![
         pair(JOB_KEY, to_json(job)),
@@ -238,7 +238,7 @@ fn footer(job: &JobRecord, record: &PartRecord) -> Vec<KeyValue> {
     ]
 }
 
-/// Whether the columns say how many values an embedding has.
+/// Whether the columns fix the length of an embedding.
 fn has_width(metadata: &ParquetMetaData) -> Result<bool, ParquetError> {
     let footer = metadata.file_metadata();
     let schema = parquet_to_arrow_schema(footer.schema_descr(), footer.key_value_metadata())?;
@@ -246,7 +246,7 @@ fn has_width(metadata: &ParquetMetaData) -> Result<bool, ParquetError> {
     Ok(field.is_ok_and(|field| matches!(field.data_type(), DataType::FixedSizeList(_, _))))
 }
 
-/// How many of the rows hold that many bytes together; at least one.
+/// How many of the rows together take this many bytes; at least one.
 fn fitting(rows: &[Row], limit: usize) -> usize {
     let mut bytes = 0_usize;
     let fits = |row: &&Row| {
@@ -256,7 +256,7 @@ fn fitting(rows: &[Row], limit: usize) -> usize {
     rows.iter().take_while(fits).count().max(1)
 }
 
-/// The rows of a file whose indices are not among these, as a file.
+/// The rows of a file without these indices, as a file.
 fn without(file: File, superseded: &RoaringTreemap) -> Result<Bytes, ParquetError> {
     let input = || {
         file.try_clone()
@@ -307,7 +307,7 @@ fn copy_row_groups(
     Ok(())
 }
 
-/// A column of so many rows that is written already.
+/// A column of this many rows that is already written.
 fn closed(column: &ColumnChunkMetaData, rows: i64) -> ColumnCloseResult {
     ColumnCloseResult {
         bytes_written: u64::try_from(column.compressed_size()).unwrap_or_default(),
@@ -333,11 +333,11 @@ fn pair(key: &str, value: String) -> KeyValue {
 }
 
 fn properties() -> WriterPropertiesBuilder {
-    // Values of embeddings repeat nowhere: what would look for repetitions costs readers more time
-    // than it spares them bytes.
+    // Values of embeddings never repeat: looking for repetitions costs readers more time than it
+    // saves.
     let embedding = || ColumnPath::new([EMBEDDING, "list", ELEMENT].map(str::to_owned).to_vec());
-    // Scores hardly ever repeat either: their dictionary would be as long as the column, and is given up
-    // after much work.
+    // Scores hardly ever repeat either: their dictionary would be as long as the column, and be
+    // abandoned after much work.
     let score = || ColumnPath::new(vec!["score".to_owned()]);
     let top_score = || {
         ColumnPath::new(

@@ -12,16 +12,16 @@ use trommel_storage::{StorageError, StorageErrorKind};
 
 use crate::table::{TableDestination, chain, invalid};
 
-/// Longest time for a connection to come about, where the address names none.
+/// Time limit for connecting, if the address has none.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Settings of every session. A sink that stops in the middle of a transaction must not hold up its
-/// heir for longer than this.
+/// Settings of every session. A sink that is suspended during a transaction must not block its
+/// successor for longer than this.
 const SESSION: &str = "\
     SET idle_in_transaction_session_timeout = '20s'; \
     SET client_min_messages = 'warning'";
 
 impl TableDestination {
-    /// Connects. The connection lives on the runtime of the caller.
+    /// Connects. The connection lives on the caller's runtime.
     pub(super) async fn connect(&self) -> Result<Client, StorageError> {
         let mut config = self.config.clone();
         if config.get_application_name().is_none() {
@@ -30,7 +30,7 @@ impl TableDestination {
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT);
         }
-        // A server that vanished is noticed.
+        // To detect a server that vanished.
         config.keepalives_idle(Duration::from_secs(15));
         config.tcp_user_timeout(Duration::from_secs(30));
         let failed = |error| self.failed("failed to connect", &error);
@@ -63,7 +63,7 @@ impl TableDestination {
         Ok(client)
     }
 
-    /// Bounds the time of each statement from now on; zero is no bound.
+    /// Limits the time of each statement from now on; zero means no limit.
     pub(super) async fn limit_statements(
         &self,
         client: &Client,
@@ -93,7 +93,7 @@ impl TableDestination {
                 }
             }
             None => {
-                // Those that cannot be read are of no use; without any, the handshake says so.
+                // Unreadable ones are ignored; without any, the handshake fails.
                 let found = rustls_native_certs::load_native_certs();
                 roots.add_parsable_certificates(found.certs);
             }
@@ -106,10 +106,10 @@ impl TableDestination {
             .with_no_client_auth())
     }
 
-    /// What an error of the server, or of the way to it, means.
+    /// The meaning of an error of the server or the connection.
     pub(super) fn failed(&self, what: &str, error: &tokio_postgres::Error) -> StorageError {
         let Some(server) = error.as_db_error() else {
-            // TLS says by its text alone what is wrong with a certificate.
+            // TLS reports problems with certificates only as text.
             let text = chain(error);
             let (kind, remedy) = if text.contains("certificate") {
                 (
@@ -155,7 +155,7 @@ fn meaning(code: &SqlState) -> (StorageErrorKind, &'static str) {
             "; grant SELECT, INSERT, UPDATE and DELETE on the table and on its table of jobs, or CREATE on the schema",
         );
     }
-    // A statement that waits for a lock for too long may find it free the next time.
+    // A statement that waited for a lock too long may succeed later.
     if *code == SqlState::QUERY_CANCELED || *code == SqlState::LOCK_NOT_AVAILABLE {
         return (StorageErrorKind::Unreadable, "");
     }
@@ -165,7 +165,7 @@ fn meaning(code: &SqlState) -> (StorageErrorKind, &'static str) {
             "; check user and password",
         ),
         "3D" | "3F" => (StorageErrorKind::InvalidDestination, "; create it first"),
-        // Connections, serialization, resources, a server that is stopped or starts.
+        // Connections, serialization, resources, a server that stops or starts.
         "08" | "25" | "40" | "53" | "57" | "58" => (StorageErrorKind::Unreadable, ""),
         _ => (StorageErrorKind::InvalidDestination, ""),
     }

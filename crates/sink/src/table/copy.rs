@@ -9,7 +9,7 @@ use crate::JobRecord;
 use crate::row::Row;
 use crate::row::{COLUMNS, TextRow, Value};
 
-/// Appends rows, a line each: fields separated by tabs, `\N` for null; the generation last.
+/// Appends rows, one per line: fields separated by tabs, `\N` for null, the generation last.
 pub(super) fn append(out: &mut Vec<u8>, job: &JobRecord, rows: &[Row]) {
     let names = job.all_names();
     let finished_at = COLUMNS.len() - 1;
@@ -25,7 +25,7 @@ pub(super) fn append(out: &mut Vec<u8>, job: &JobRecord, rows: &[Row]) {
                 out.push(b'\t');
             }
             match value {
-                // What RFC 3339 cannot write was no date to begin with.
+                // Text that is not RFC 3339 was no valid date to begin with.
                 Value::Text(text) if position == finished_at && !text.ends_with('Z') => {
                     out.extend_from_slice(b"infinity");
                 }
@@ -57,7 +57,7 @@ fn append_field(out: &mut Vec<u8>, value: &Value<'_>) {
     }
 }
 
-/// The list as JSON. JSONB holds no NUL, like all text of PostgreSQL, not even an escaped one.
+/// The list as JSON. Like all text in PostgreSQL, JSONB has no NUL, not even escaped.
 fn json(top: &[TopLabel]) -> String {
     let clean: Vec<TopLabel> = top
         .iter()
@@ -76,7 +76,7 @@ fn append_escaped(out: &mut Vec<u8>, text: &str) {
             b'\t' => out.extend_from_slice(b"\\t"),
             b'\n' => out.extend_from_slice(b"\\n"),
             b'\r' => out.extend_from_slice(b"\\r"),
-            // PostgreSQL's text holds every character but this one.
+            // PostgreSQL's text supports every character except this one.
             0 => out.extend_from_slice("\u{FFFD}".as_bytes()),
             byte => out.push(byte),
         }

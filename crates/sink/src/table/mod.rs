@@ -21,9 +21,9 @@ use trommel_storage::{StorageError, StorageErrorKind};
 pub use read::TableRows;
 pub(crate) use table_sink::TableSink;
 
-/// Bytes of a name in PostgreSQL, which cuts off longer ones without an error.
+/// Longest name in PostgreSQL, which truncates longer ones without an error.
 const MAX_NAME: usize = 63;
-/// What follows the table's name in the name of the table of jobs.
+/// Suffix of the name of the jobs table.
 const JOBS: &str = "_jobs";
 
 /// Who writes to PostgreSQL, where an address does not say it.
@@ -78,27 +78,27 @@ impl fmt::Debug for PostgresConfig {
     }
 }
 
-/// A table of a PostgreSQL database, as `postgres://user@host/database?table=name` names it.
+/// A table in a PostgreSQL database, as in `postgres://user@host/database?table=name`.
 #[derive(Clone)]
 pub struct TableDestination {
     config: Config,
-    /// The certificates that the server's is checked against; the system's by default.
+    /// The trusted certificates; by default the system's.
     roots: Option<PathBuf>,
     statement_timeout: Duration,
-    /// The table's schema, if named, and its name.
+    /// The table's schema, if given, and its name.
     schema: Option<String>,
     table: String,
 }
 
 impl TableDestination {
-    /// Reads the address of a table; `None` for what is in no PostgreSQL database.
+    /// Parses the address of a table; `None` if it is not in a PostgreSQL database.
     ///
-    /// Besides `table` (`name` or `schema.name`) the address may hold what libpq allows, such as
-    /// `sslmode`, `sslrootcert` and `connect_timeout`. A server's certificate is always checked.
+    /// Besides `table` (`name` or `schema.name`) the address may have the parameters of libpq, such
+    /// as `sslmode`, `sslrootcert` and `connect_timeout`. A server's certificate is always checked.
     ///
     /// # Errors
     /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) for an address that lacks a
-    /// table, or that no client can understand. No message holds a password.
+    /// table or is malformed. Messages never contain a password.
     pub fn parse(text: &str, access: &PostgresConfig) -> Result<Option<Self>, StorageError> {
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
             return Ok(None);
@@ -111,7 +111,7 @@ impl TableDestination {
             match (name, &*value) {
                 ("table", name) => table = Some(name.to_owned()),
                 ("sslrootcert", path) => roots = Some(PathBuf::from(path)),
-                // Both are what `require` means here.
+                // `require` means both here.
                 ("sslmode", "verify-ca" | "verify-full") => rest.push("sslmode=require"),
                 _ => rest.push(option),
             }
@@ -179,7 +179,7 @@ impl TableDestination {
             .enumerate()
             .map(|(number, host)| {
                 let host = shown(host);
-                // One port may stand for all hosts.
+                // One port may apply to all hosts.
                 let ports = self.config.get_ports();
                 match ports.get(number).or(ports.first()) {
                     Some(port) => format!("{host}:{port}"),
@@ -199,7 +199,7 @@ impl TableDestination {
         )
     }
 
-    /// The name of the table, or of the table of jobs, as SQL writes it.
+    /// The quoted name of the table, or of the jobs table.
     fn quoted(&self, suffix: &str) -> String {
         let table = quote(&format!("{}{suffix}", self.table));
         match &self.schema {
@@ -237,7 +237,7 @@ fn invalid(reason: &str) -> StorageError {
     StorageError::new(StorageErrorKind::InvalidDestination, message)
 }
 
-/// A name as SQL writes it.
+/// A quoted name.
 fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

@@ -13,12 +13,12 @@ use trommel_storage::{StorageError, StorageErrorKind};
 use crate::table::schema::GENERATION;
 use crate::table::{PostgresConfig, TableDestination};
 
-/// Jobs that are named where one has to be chosen.
+/// Number of jobs listed when one has to be chosen.
 const NAMED: i64 = 10;
 
-/// The rows of one job and model in a table, as
-/// `postgres://user@host/database?table=name&job=ID&model=NAME` names them. Job and model may be left
-/// out of a table that holds one only.
+/// The rows of one job and model in a table, as in
+/// `postgres://user@host/database?table=name&job=ID&model=NAME`. Job and model may be omitted if
+/// the table has only one.
 #[derive(Debug, Clone)]
 pub struct TableRows {
     table: TableDestination,
@@ -27,7 +27,7 @@ pub struct TableRows {
 }
 
 impl TableRows {
-    /// Reads the address; `None` for what is in no PostgreSQL database.
+    /// Parses the address; `None` if it is not in a PostgreSQL database.
     ///
     /// # Errors
     /// As [`TableDestination::parse`].
@@ -46,11 +46,11 @@ impl TableRows {
         Ok(table.map(|table| Self { table, job, model }))
     }
 
-    /// Writes the rows to a new file, sorted by index, as JSON Lines that
-    /// [`read_rows`](crate::read_rows) reads, with embeddings if asked for. Returns how many there are.
+    /// Writes the rows to a new file, sorted by index, as JSON Lines for
+    /// [`read_rows`](crate::read_rows), with embeddings if requested. Returns their number.
     ///
     /// # Errors
-    /// When the table cannot be read, or holds rows of several jobs or models and none is named.
+    /// If the table cannot be read, or has rows of several jobs or models and none is named.
     pub async fn save(&self, path: &Path, embeddings: bool) -> Result<u64, StorageError> {
         let client = self.table.connect().await?;
         let unlimited = Duration::ZERO;
@@ -84,7 +84,7 @@ impl TableRows {
         Ok(count)
     }
 
-    /// The job and the model, of which the table may hold many.
+    /// The job and the model, out of the many that the table may have.
     async fn chosen(&self, client: &Client) -> Result<(String, String), StorageError> {
         let table = self.table.quoted("");
         // Jumps from one job and model to the next in the primary key.

@@ -1,4 +1,4 @@
-//! A retry in a table: whose rows it replaces, and what the job comes to with them.
+//! A retry in a table: the rows that it replaces, and the job's totals with them.
 
 use futures::TryStreamExt;
 use roaring::RoaringTreemap;
@@ -18,8 +18,8 @@ use crate::takeover::{Identity, StoredJob, retry_of};
 use crate::{Base, Existing, JobRecord, Ledger, Retry, Summary};
 
 impl TableDestination {
-    /// The record of a retry with the job that it is of, and the number if it has none yet: that of a
-    /// retry which was interrupted, or the next one.
+    /// The record of a retry with its job, and its number if it has none yet: that of an
+    /// interrupted retry, or the next one.
     pub(super) async fn retry_of(
         &self,
         transaction: &Transaction<'_>,
@@ -65,7 +65,7 @@ impl TableDestination {
         })
     }
 
-    /// The job whose rows those of `job` may stand beside: the one of the same source, else the only one.
+    /// The job that rows of `job` may be added to: the one with the same source, else the only one.
     pub(super) async fn find_base(
         &self,
         transaction: &Transaction<'_>,
@@ -94,7 +94,7 @@ impl TableDestination {
         Ok(found.pop())
     }
 
-    /// The job that is here, if rows of `job` may stand beside its own.
+    /// The job that is here, if rows of `job` may be added to it.
     pub(crate) async fn base(
         &self,
         job: &JobRecord,
@@ -123,7 +123,7 @@ impl TableDestination {
         Ok(base)
     }
 
-    /// The last retry of a job that has a record, and that.
+    /// The last recorded retry of a job.
     async fn last_retry(
         &self,
         transaction: &Transaction<'_>,
@@ -146,7 +146,7 @@ impl TableDestination {
         Ok(last.max_by_key(|(number, _)| *number))
     }
 
-    /// The retry to go on with, and its run if it was begun.
+    /// The retry to resume, and its run if it was begun.
     async fn next_retry(
         &self,
         transaction: &Transaction<'_>,
@@ -168,7 +168,7 @@ impl TableDestination {
         Ok((Retry { number, ..asked }, None))
     }
 
-    /// The indices of rows that are to be replaced.
+    /// The indices of the rows to replace.
     pub(super) async fn failed_indices(
         &self,
         client: &Client,
@@ -224,7 +224,7 @@ impl TableDestination {
         images.finish()
     }
 
-    /// Failed rows of images of the source `$3` that no retry of this number or a later one has written.
+    /// Failed rows for images of source `$3` that no retry with this or a later number has written.
     fn failed_rows(&self, columns: &str, retry: &Retry) -> String {
         let (table, jobs) = (self.quoted(""), self.quoted(JOBS));
         format!(
@@ -237,7 +237,7 @@ impl TableDestination {
         )
     }
 
-    /// The images of the rows that count without those of `retry`; or, `alone`, with them.
+    /// The images of the valid rows without those of `retry`, or, if `alone`, with them.
     pub(super) async fn existing(
         &self,
         client: &Client,
@@ -246,7 +246,7 @@ impl TableDestination {
         alone: bool,
     ) -> Result<Existing, StorageError> {
         let failed = |error| self.failed("failed to read what is committed", &error);
-        // In the order of the primary key, so that the same rows give the same indices.
+        // In primary key order, so that the same rows give the same indices.
         let sql = format!(
             "SELECT index, uri, etag, {GENERATION} >= {} FROM {} WHERE job_id = $1 AND model = $2 ORDER BY index",
             retry.number,
@@ -271,7 +271,7 @@ impl TableDestination {
         Ok(existing)
     }
 
-    /// The first index of a job that is free.
+    /// The first free index of a job.
     pub(super) async fn first_free(
         &self,
         transaction: &Transaction<'_>,
@@ -287,7 +287,7 @@ impl TableDestination {
         index(&row.map_err(|error| self.failed("failed to look for the last row", &error))?)
     }
 
-    /// What a job comes to with the rows of its retries, noted in its record if it is finished.
+    /// The job's totals with the rows of its retries, recorded if it is finished.
     pub(super) async fn whole(
         &self,
         transaction: &Transaction<'_>,

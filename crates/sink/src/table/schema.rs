@@ -1,4 +1,4 @@
-//! The tables: what they hold, and how they come about.
+//! The tables: their columns, and how they are created.
 
 use tokio_postgres::{Client, Transaction};
 use trommel_storage::{StorageError, StorageErrorKind};
@@ -29,7 +29,7 @@ const TYPES: [&str; COLUMNS.len()] = [
     "timestamp with time zone NOT NULL",
 ];
 
-/// The column, after all others, of [`JobRecord::generation`].
+/// The column of [`JobRecord::generation`], after all others.
 pub(super) const GENERATION: &str = "generation";
 
 /// Name and type of each column: [`JobRecord::all_names`], and the generation.
@@ -51,7 +51,7 @@ fn columns(job: &JobRecord) -> Vec<(String, &'static str)> {
         .collect()
 }
 
-/// The columns' names as SQL lists them.
+/// The column names as an SQL list.
 pub(super) fn column_list(job: &JobRecord) -> String {
     let columns = columns(job);
     let quoted: Vec<_> = columns.iter().map(|(name, _)| quote(name)).collect();
@@ -59,7 +59,7 @@ pub(super) fn column_list(job: &JobRecord) -> String {
 }
 
 impl TableDestination {
-    /// Refuses names of pass-through columns that PostgreSQL does not have.
+    /// Refuses names of pass-through columns that PostgreSQL does not allow.
     pub(super) fn check_columns(&self, job: &JobRecord) -> Result<(), StorageError> {
         for name in job.column_names() {
             let is_taken = name == GENERATION;
@@ -72,11 +72,11 @@ impl TableDestination {
         Ok(())
     }
 
-    /// Creates the tables where they are missing, one process after the other.
+    /// Creates missing tables, one process at a time.
     ///
     /// # Errors
-    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) when a table of this name lacks
-    /// columns of the job's.
+    /// [`InvalidDestination`](StorageErrorKind::InvalidDestination) if a table with this name lacks
+    /// columns of the job.
     pub(super) async fn prepare(
         &self,
         transaction: &Transaction<'_>,
@@ -84,7 +84,7 @@ impl TableDestination {
     ) -> Result<(), StorageError> {
         let failed = |error| self.failed("failed to prepare the tables", &error);
         let (table, jobs) = (self.quoted(""), self.quoted(JOBS));
-        // Until the end of the transaction. CREATE TABLE IF NOT EXISTS alone fails when two race.
+        // Held until the end of the transaction. CREATE TABLE IF NOT EXISTS alone fails in a race.
         transaction
             .execute("SELECT pg_advisory_xact_lock(hashtext($1))", &[&table])
             .await
@@ -153,8 +153,8 @@ impl TableDestination {
         Ok(row.get(0))
     }
 
-    /// Makes the session's table for rows on their way, and proves with no rows that they may be
-    /// inserted.
+    /// Creates the session's temporary table for rows, and checks with an empty insert that rows
+    /// may be inserted.
     pub(super) async fn stage(&self, client: &Client, job: &JobRecord) -> Result<(), StorageError> {
         let columns: Vec<_> = columns(job)
             .iter()
@@ -174,14 +174,14 @@ impl TableDestination {
         Ok(())
     }
 
-    /// The statement that moves rows from the session's table.
+    /// The statement that moves rows from the session's temporary table.
     pub(super) fn insert(&self, job: &JobRecord) -> String {
         let (columns, table) = (column_list(job), self.quoted(""));
         let conflict = if job.retry.is_none() {
             "NOTHING".to_owned()
         } else {
-            // Only failed rows are replaced, or those of images that have changed, and the row of the newest
-            // generation stays, in whatever order they come.
+            // Only failed rows, or those of changed images, are replaced, and the row of the newest
+            // generation stays, whatever the order.
             let replaced = if job.adds() {
                 ""
             } else {
@@ -202,5 +202,5 @@ impl TableDestination {
     }
 }
 
-/// The session's table for rows on their way.
+/// The session's temporary table for rows.
 pub(super) const STAGE: &str = "pg_temp.trommel_rows";

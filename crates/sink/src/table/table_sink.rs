@@ -21,21 +21,21 @@ use crate::{
     Committed, Existing, FailedImage, JobRecord, Ledger, Opened, ResultSink, Reuse, Summary,
 };
 
-/// Bytes handed to the connection at once.
+/// Bytes passed to the connection at once.
 const CHUNK: usize = 64 << 10;
 
 /// Commits the rows of one job to a table of PostgreSQL, each index once.
 ///
 /// A batch is one transaction. The table's primary key is `(job_id, model, index)`, so no writer
-/// can store a row twice, whatever else it does. Many jobs share a table; their records and
-/// summaries are in the table of its name with `_jobs`, those of a retry under an id of their own.
-/// A retry replaces rows of earlier generations.
+/// can store a row twice. Many jobs share a table; their records and summaries are in a table with
+/// the suffix `_jobs`, those of a retry under its own id. A retry replaces rows of earlier
+/// generations.
 pub(crate) struct TableSink {
     destination: TableDestination,
     client: Client,
     job: Arc<JobRecord>,
     is_resumed: bool,
-    /// Whether this process works alone on the job.
+    /// Whether only this process works on the job.
     is_alone: bool,
     ledger: Ledger,
 }
@@ -54,20 +54,20 @@ impl TableSink {
             .take(&mut client, job, overwrite, identity)
             .await?;
         destination.stage(&client, &job).await?;
-        // A table may hold more rows than can be read in the time of an insert.
+        // A table may have more rows than can be read within the time limit of an insert.
         destination
             .limit_statements(&client, Duration::ZERO)
             .await?;
         if let Some(summary) = summary {
             let is_whole = match job.retry {
-                // Later ones may have replaced its rows.
+                // Later retries may have replaced its rows.
                 Some(_) => true,
                 None => destination.count(&client, &job).await? == summary.images,
             };
             if is_whole {
                 return Ok(Opened::Complete(Box::new(summary)));
             }
-            // Rows were taken away: what is missing is made again.
+            // Rows were removed: the missing ones are made again.
             destination.reopen(&client, &job).await?;
         }
         let mut ledger = destination.rebuild(&client, &job).await?;
@@ -167,7 +167,7 @@ impl ResultSink for TableSink {
             ..
         } = *self;
         let mut summary = ledger.summary(&job);
-        // Counting takes as long as the table is large.
+        // The time to count grows with the table.
         destination
             .limit_statements(&client, Duration::ZERO)
             .await?;
@@ -177,7 +177,7 @@ impl ResultSink for TableSink {
             let whole = destination.whole(&transaction, &job, retry).await?;
             summary.whole = Some(Box::new(whole));
         }
-        // PostgreSQL holds no NUL, not even an escaped one.
+        // PostgreSQL stores no NUL, not even escaped.
         let mut stored = summary.clone();
         for failure in stored.failures.values_mut() {
             failure.example = failure.example.replace('\0', "\u{FFFD}");
@@ -201,7 +201,7 @@ impl ResultSink for TableSink {
     }
 }
 
-/// The id in the table of jobs: that of a retry is its own.
+/// The id in the jobs table; a retry has its own.
 fn id_of(job: &JobRecord) -> String {
     match folder_of(job.generation()) {
         None => job.job_id.clone(),
@@ -209,14 +209,14 @@ fn id_of(job: &JobRecord) -> String {
     }
 }
 
-/// A job that the table of jobs has.
+/// A job in the jobs table.
 pub(super) struct FoundJob {
     pub(super) stored: StoredJob,
     pub(super) summary: Option<Summary>,
 }
 
 impl TableDestination {
-    /// Finds the job, or records it; with its summary if it is finished, and whether it was there.
+    /// Finds or records the job; returns its summary if it is finished, and whether it existed.
     async fn take(
         &self,
         client: &mut Client,
@@ -255,7 +255,7 @@ impl TableDestination {
                     .map_err(|error| self.failed("failed to record the job", &error))?;
                 (job, None, false)
             }
-            // The first sink of a run has overwritten; the next ones go on.
+            // The first sink of a run has overwritten; the next ones resume.
             Some(found)
                 if found.stored.is(&job, identity)
                     && !(overwrite && identity == Identity::Spec) =>
@@ -295,7 +295,7 @@ impl TableDestination {
         Ok(taken)
     }
 
-    /// The job that is there already.
+    /// The existing job.
     pub(super) async fn find(
         &self,
         transaction: &Transaction<'_>,
@@ -312,7 +312,7 @@ impl TableDestination {
             .find(|found| identity == Identity::Run || is_same(found)))
     }
 
-    /// The jobs of a model and their retries, the newest first, or the one of an id.
+    /// The jobs of a model and their retries, newest first, or the one with an id.
     pub(super) async fn jobs_of(
         &self,
         transaction: &Transaction<'_>,
@@ -391,7 +391,7 @@ impl TableDestination {
         Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or(0))
     }
 
-    /// Withdraws the mark that a job is finished.
+    /// Removes the mark that a job is finished.
     async fn reopen(&self, client: &Client, job: &JobRecord) -> Result<(), StorageError> {
         let sql = format!(
             "UPDATE {} SET summary = NULL, finished_at = NULL WHERE job_id = $1 AND model = $2",
@@ -404,7 +404,7 @@ impl TableDestination {
         Ok(())
     }
 
-    /// Learns from the rows what is committed, in the order of the primary key.
+    /// Determines from the rows what is committed, in primary key order.
     async fn rebuild(&self, client: &Client, job: &JobRecord) -> Result<Ledger, StorageError> {
         let failed = |error| self.failed("failed to read what is committed", &error);
         let sql = format!(
@@ -446,7 +446,8 @@ impl TableDestination {
     ) -> Result<(), StorageError> {
         let failed = |error| self.failed("failed to insert rows", &error);
         let transaction = client.transaction().await.map_err(failed)?;
-        // Held until the end, so that no row of this run comes after another one's clearing.
+        // Held until the end, so that no row of this run is inserted after another run has cleared
+        // the table.
         let sql = format!(
             "SELECT 1 FROM {} WHERE job_id = $1 AND model = $2 AND record->>'run' = $3 FOR SHARE",
             self.quoted(JOBS)
@@ -481,7 +482,7 @@ impl TableDestination {
         if inserted == rows {
             return Ok(());
         }
-        // All of the rows are there now, but this sink did not know of some of them.
+        // All of the rows are there, but this sink did not know about some of them.
         Err(StorageError::lost_race(self))
     }
 }

@@ -178,7 +178,7 @@ async fn open(output: &Destination, run: &str, turn: Arc<Turn>) -> Result<Opened
 /// Opens the output for a run, commits its rows in two parts, and finishes it.
 async fn complete(output: &Destination, run: &str) {
     let Opened::Ready(mut sink) = open(output, run, Arc::default()).await.unwrap() else {
-        panic!("{run} is complete already");
+        panic!("{run} is already complete");
     };
     for index in 0..2 {
         sink.commit(vec![row(run, index)]).await.unwrap();

@@ -1,33 +1,33 @@
-//! New classes of embeddings, as columns.
+//! New classes for embeddings, as columns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trommel_types::ErrorKind;
 
-/// Gives classes to embeddings.
+/// Classifies embeddings.
 pub trait Classes: Send {
     /// The names of the classes.
     fn labels(&self) -> &Arc<[Arc<str>]>;
 
-    /// Values of an embedding.
+    /// Length of an embedding.
     fn width(&self) -> usize;
 
-    /// The version of the model whose embeddings these have to be, if it is known.
+    /// The version of the model that the embeddings must come from, if known.
     fn version(&self) -> Option<&str>;
 
-    /// Adds an answer for each of the embeddings, `f32[n, width]`.
+    /// Appends an answer for each embedding in `f32[n, width]`.
     fn answer(&mut self, embeddings: &[f32], answers: &mut Answers);
 }
 
-/// The answers to embeddings, in their order.
+/// Answers to embeddings, in order.
 #[derive(Debug, Default)]
 pub struct Answers {
-    /// Classes with their scores, those of one embedding after those of another.
+    /// Classes with scores, embedding after embedding.
     ranked: Vec<(u32, f32)>,
-    /// Where those of each embedding end.
+    /// End of each embedding's classes.
     ends: Vec<usize>,
-    /// Why embeddings have none, by their places.
+    /// Errors of embeddings without classes, by position.
     failures: BTreeMap<usize, (ErrorKind, String)>,
 }
 
@@ -38,23 +38,23 @@ impl Answers {
         self.ends.push(self.ranked.len());
     }
 
-    /// Adds an embedding that has no classes.
+    /// Adds an embedding without classes.
     pub fn fail(&mut self, kind: ErrorKind, error: String) {
         self.failures.insert(self.ends.len(), (kind, error));
         self.ends.push(self.ranked.len());
     }
 
-    /// How many there are.
+    /// Number of answers.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether embeddings are without classes.
+    /// Whether some embeddings have no classes.
     pub(super) fn has_failures(&self) -> bool {
         !self.failures.is_empty()
     }
 
-    /// The answer at a place: its classes, or the error.
+    /// The answer at a position: classes, or the error.
     pub(super) fn get(&self, place: usize) -> Result<&[(u32, f32)], (ErrorKind, &str)> {
         if self.has_failures()
             && let Some((kind, error)) = self.failures.get(&place)

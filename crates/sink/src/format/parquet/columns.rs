@@ -17,7 +17,7 @@ use trommel_types::{Classification, ColumnKind, EmbeddingType, Outcome, Scalar};
 use crate::JobRecord;
 use crate::row::{EMBEDDING, Row, Vector, signed, signed_32, status, typed};
 
-/// The name that the Parquet specification gives the values of a list.
+/// The name that the Parquet specification gives to the values of a list.
 pub(super) const ELEMENT: &str = "element";
 
 fn top_fields() -> Fields {
@@ -28,10 +28,10 @@ fn top_fields() -> Fields {
     ])
 }
 
-/// Values of an embedding in these rows.
+/// Length of the embeddings in these rows.
 ///
 /// # Errors
-/// When they do not have as many each.
+/// If their lengths differ.
 pub(super) fn width(rows: &[Row]) -> io::Result<Option<i32>> {
     let mut vectors = rows.iter().filter_map(|row| match &row.outcome {
         Outcome::Ok(scores) => scores.embedding.as_ref(),
@@ -52,8 +52,8 @@ pub(super) fn width(rows: &[Row]) -> io::Result<Option<i32>> {
         .map_err(io::Error::other)
 }
 
-/// The type of a column of vectors. Embeddings of rows that all lack one are lists of any length, as
-/// nothing is known of theirs.
+/// The type of a column of vectors. If no row has an embedding, its length is unknown, and the type
+/// is a list of any length.
 fn vector_type(job: &JobRecord, vector: &Vector, width: Option<i32>) -> DataType {
     if vector.name != EMBEDDING {
         return DataType::List(Arc::new(Field::new(ELEMENT, DataType::Float32, false)));
@@ -156,7 +156,8 @@ pub(super) fn batch(
         columns.push(pass_through(rows, position, column.kind));
     }
     for vector in job.vectors() {
-        // Of all rows: those of one batch may have failed, and say nothing of an embedding's length.
+        // Over all rows: a batch may consist of failed rows, which do not show the length of an
+        // embedding.
         let data_type = schema.field(columns.len()).data_type();
         columns.push(vectors(rows, vector, data_type));
     }
@@ -206,7 +207,7 @@ fn top(rows: &[Row]) -> ArrayRef {
     }))
 }
 
-/// The best classes of rows as label, class and score; null of a row without an answer.
+/// The best classes of rows as label, class and score; null for a row without an answer.
 pub(super) fn top_column<'a>(
     rows: impl Iterator<Item = Option<impl Iterator<Item = (&'a str, u32, f32)>>>,
 ) -> ArrayRef {
@@ -287,7 +288,7 @@ pub(super) fn vectors(rows: &[Row], vector: &Vector, data_type: &DataType) -> Ar
     }
 }
 
-/// The values of a row of a column whose rows are all of one length; zeros for a row without.
+/// The values of a row in a column of fixed length; zeros if it has none.
 fn padded<T: Default + Clone>(
     values: impl Iterator<Item = T>,
     is_null: bool,

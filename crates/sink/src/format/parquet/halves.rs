@@ -1,4 +1,4 @@
-//! Halves as single precision, at the width of the processor's registers.
+//! Half to single precision, using the full width of the processor's registers.
 
 use std::sync::LazyLock;
 
@@ -6,19 +6,19 @@ use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch};
 use fearless_simd_macros::simd;
 
-/// What the processor can do.
+/// The processor's features.
 static LEVEL: LazyLock<Level> = LazyLock::new(Level::new);
 
-/// 2¹¹²: what the exponents of the two formats differ by.
+/// 2¹¹²: the difference between the exponents of the two formats.
 const REBASE: f32 = f32::from_bits((127 + 112) << 23);
 
-/// Widens halves, little endian, to `out`, which is as long.
+/// Converts little-endian halves to `out`, which has the same length.
 pub(super) fn widen(halves: &[[u8; 2]], out: &mut [f32]) {
     debug_assert_eq!(halves.len(), out.len(), "a value for each half");
     dispatch!(*LEVEL, simd => widen_all(simd, halves, out));
 }
 
-/// A loop without branches, which the compiler widens to the registers that it is compiled for.
+/// A loop without branches, which the compiler vectorises for the features it is compiled with.
 #[simd]
 fn widen_all<S: Simd>(_simd: S, halves: &[[u8; 2]], out: &mut [f32]) {
     for (half, out) in halves.iter().zip(out) {

@@ -1,12 +1,12 @@
-//! Levels of nested columns, which say where a list begins and what is null.
+//! Levels of nested columns, which mark where lists begin and which values are null.
 
 use parquet::errors::ParquetError;
 
-/// Decodes `count` levels of `bits` bits (1 or 2) that are encoded as runs and packed groups of 8, and gives
-/// each run to `each`: its level, and how many there are.
+/// Decodes `count` levels of `bits` bits (1 or 2), encoded as runs and packed groups of 8, and
+/// passes each run to `each`: its level and its length.
 ///
 /// # Errors
-/// When there are fewer.
+/// If there are fewer.
 pub(super) fn levels(
     encoded: &[u8],
     bits: usize,
@@ -36,7 +36,7 @@ pub(super) fn levels(
     Ok(())
 }
 
-/// A number of 7 bits a byte, the lowest ones first.
+/// A number in groups of 7 bits, lowest first.
 fn varint(rest: &mut &[u8]) -> Result<usize, ParquetError> {
     let mut number = 0;
     for shift in (0..usize::BITS).step_by(7) {
@@ -54,7 +54,7 @@ fn varint(rest: &mut &[u8]) -> Result<usize, ParquetError> {
 /// The next bytes.
 ///
 /// # Errors
-/// When there are fewer.
+/// If there are fewer.
 pub(super) fn taken<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], ParquetError> {
     let (taken, later) = rest
         .split_at_checked(count)
@@ -82,7 +82,7 @@ mod tests {
         let all = decoded(&encoded, 1, 308).unwrap();
         assert_eq!(all[..8], [0, 1, 1, 1, 1, 1, 1, 1]);
         assert!(all.len() == 308 && all[8..].iter().all(|level| *level == 1));
-        // Of two bits, of which the last group is not full.
+        // Two bits per level, with an incomplete last group.
         let encoded = [0b0000_0011, 0b1110_0100, 0b0000_0011];
         assert_eq!(decoded(&encoded, 2, 5).unwrap(), [0, 1, 2, 3, 3]);
     }

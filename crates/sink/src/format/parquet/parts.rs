@@ -1,4 +1,4 @@
-//! Encoded row groups put together into parts.
+//! Merges encoded row groups into parts.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{copy_row_groups, footer, io_error, properties};
 use crate::JobRecord;
 use crate::part::PartRecord;
 
-/// Rows after which a part is full: what a stop costs at most, and a sync of the disk for each.
+/// Rows in a full part: the most that a stop can lose, and one sync of the disk each.
 const ROWS: u64 = 1 << 18;
 
 /// A part whose rows are encoded.
@@ -22,7 +22,7 @@ pub struct EncodedPart {
     pub(crate) record: PartRecord,
 }
 
-/// Puts row groups together into parts whose rows are sorted by index.
+/// Merges row groups into parts whose rows are sorted by index.
 pub struct EncodedParts {
     job: JobRecord,
     groups: Vec<RelabelledGroup>,
@@ -39,10 +39,10 @@ impl EncodedParts {
         }
     }
 
-    /// Adds a row group, and returns the part that was full without it, if there is one.
+    /// Adds a row group, and returns the preceding part if it is full.
     ///
     /// # Errors
-    /// When the part cannot be encoded.
+    /// If the part cannot be encoded.
     pub fn add(&mut self, group: RelabelledGroup) -> Result<Option<EncodedPart>, StorageError> {
         let is_behind = |before: &RelabelledGroup| before.range.1 < group.range.0;
         let fits =
@@ -56,10 +56,10 @@ impl EncodedParts {
         Ok(full)
     }
 
-    /// The part of the row groups that were added last, if there are some.
+    /// The part with the last row groups, if any.
     ///
     /// # Errors
-    /// When the part cannot be encoded.
+    /// If the part cannot be encoded.
     pub fn finish(&mut self) -> Result<Option<EncodedPart>, StorageError> {
         let groups = take(&mut self.groups);
         self.rows = 0;

@@ -1,4 +1,4 @@
-//! Which rows of a result are given new classes, and by whom.
+//! Plans which rows of a result get new classes, and in which order.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ use crate::JobRecord;
 use crate::format_name::Format;
 use crate::read_back::{NO_ROW, StoredPart, no_result, stored_parts};
 
-/// Indices that are decoded at once.
+/// Indices decoded at once.
 const BATCH: usize = 8192;
 
-/// A result whose rows can be given new classes column by column: Parquet as Trommel writes it.
+/// A result whose rows can get new classes by column: Parquet as Trommel writes it.
 pub struct StoredColumns {
     parts: Vec<StoredPart>,
     shape: Shape,
 }
 
 impl StoredColumns {
-    /// Looks at the columns of all files of a result. `None` where one of them is not Parquet, or has
-    /// columns of other types than rows of this job have.
+    /// Checks the columns of all files of a result. `None` if a file is not Parquet, or its columns
+    /// have other types than rows of this job.
     ///
     /// # Errors
-    /// When there is no such result, or a file of it is damaged.
+    /// If there is no such result, or a file is damaged.
     pub fn open(path: &Path, job: &JobRecord) -> Result<Option<Self>, StorageError> {
         let parts = stored_parts(path)?;
         let mut shape = None;
@@ -53,8 +53,8 @@ impl StoredColumns {
         Ok(shape.map(|shape| Self { parts, shape }))
     }
 
-    /// The row groups in the order of the result, without rows of these indices; of those of an index that
-    /// stands twice only the first.
+    /// The row groups in the order of the result, without rows with these indices; of duplicate
+    /// indices, only the first.
     pub fn row_groups(self, job_id: &str, committed: RoaringTreemap) -> RowGroups {
         RowGroups {
             parts: self.parts.into_iter(),
@@ -71,7 +71,7 @@ fn metadata(path: &Path) -> Result<ArrowReaderMetadata, StorageError> {
     ArrowReaderMetadata::load(&file, options()).map_err(|error| no_result(path, error))
 }
 
-/// The row groups of a result; no index comes twice.
+/// The row groups of a result, without duplicate indices.
 pub struct RowGroups {
     parts: std::vec::IntoIter<StoredPart>,
     shape: Arc<Shape>,
@@ -80,7 +80,7 @@ pub struct RowGroups {
     open: Option<Open>,
 }
 
-/// A file that is gone through.
+/// A file being read.
 struct Open {
     path: PathBuf,
     file: File,
@@ -161,11 +161,11 @@ impl Iterator for RowGroups {
     }
 }
 
-/// The places of rows by index, or `None` for all as they are, with the first and the last index; nothing if
-/// there are none.
+/// Positions of the rows sorted by index, or `None` if all are in order, with the first and last
+/// index; nothing if there are no rows.
 type Kept = Option<(Option<Vec<u64>>, (u64, u64))>;
 
-/// The rows of a row group that are neither superseded nor taken, which they are then.
+/// The rows of a row group that are neither superseded nor taken; marks them as taken.
 fn kept(indices: &[u64], superseded: &RoaringTreemap, taken: &mut RoaringTreemap) -> Kept {
     let (first, last) = (*indices.first()?, *indices.last()?);
     let is_free = |set: &RoaringTreemap| {
@@ -199,7 +199,7 @@ mod tests {
     fn rows_are_kept_once_and_by_index() {
         let (none, mut taken) = (RoaringTreemap::new(), RoaringTreemap::new());
         assert_eq!(kept(&[3, 4, 6], &none, &mut taken), Some((None, (3, 6))));
-        // 4 is taken, and 9 stands twice.
+        // 4 is taken, and 9 is a duplicate.
         let some = Some((Some(vec![3, 0, 1]), (1, 9)));
         assert_eq!(kept(&[5, 9, 9, 1, 4], &none, &mut taken), some);
         assert_eq!(taken.iter().collect::<Vec<_>>(), [1, 3, 4, 5, 6, 9]);

@@ -1,4 +1,4 @@
-//! Rows of a file as fields, and embeddings as vectors.
+//! Reads rows of a file as fields, and embeddings as vectors.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -46,7 +46,7 @@ pub(super) fn rows(
     })))
 }
 
-/// The column of indices alone.
+/// Only the column of indices.
 pub(super) fn indices(input: impl ChunkReader + 'static) -> Result<Indices, ParquetError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(input)?;
     let reader = projected(builder, |name| name == "index")?;
@@ -63,8 +63,8 @@ pub(super) fn indices(input: impl ChunkReader + 'static) -> Result<Indices, Parq
     })))
 }
 
-/// Embeddings do not go through values of their own, of which each takes more than all of an embedding's
-/// bytes.
+/// Embeddings are not converted to `Value`s, each of which takes more memory than a whole
+/// embedding.
 pub(super) fn embedded_rows(
     input: impl ChunkReader + 'static,
     wanted: Wanted,
@@ -94,7 +94,7 @@ pub(super) fn embedded_rows(
 /// The values of a column of lists.
 pub(super) struct Floats {
     values: Vec<f32>,
-    /// Where each row's begin and end; nothing of a null.
+    /// Begin and end of each row's values; empty for null.
     pub(super) rows: Vec<Option<(usize, usize)>>,
 }
 
@@ -170,14 +170,14 @@ fn fields(batch: &RecordBatch, number: usize) -> Map<String, Value> {
         .collect()
 }
 
-/// A cell of the types that rows have; anything else is null.
+/// A cell of the types in our rows; anything else is null.
 fn cell(column: &dyn Array, row: usize) -> Value {
     if column.is_null(row) {
         return Value::Null;
     }
     match column.data_type() {
         DataType::Utf8 => column.as_string::<i32>().value(row).into(),
-        // As other programs write a result again.
+        // As rewritten by other programs.
         DataType::LargeUtf8 => column.as_string::<i64>().value(row).into(),
         DataType::Utf8View => column.as_string_view().value(row).into(),
         DataType::Int32 => column.as_primitive::<Int32Type>().value(row).into(),

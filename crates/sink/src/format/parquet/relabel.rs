@@ -1,5 +1,5 @@
-//! A row group with new classes: embeddings are read as they stand in their pages, what changes is encoded, and
-//! all other columns are copied as they are encoded.
+//! Gives a row group new classes: embeddings are read directly from their pages, changed columns
+//! are encoded, and all others are copied in encoded form.
 
 use std::fs::File;
 use std::io;
@@ -32,21 +32,21 @@ use crate::part::PartRecord;
 use crate::read_back::{NO_ROW, no_result};
 use crate::runs::RunsBuilder;
 
-/// Embeddings that are given classes at once: they fit into a core's cache.
+/// Embeddings classified at once: they fit into a core's cache.
 const BLOCK: usize = 256;
-/// Rows of other columns that are decoded at once.
+/// Rows of other columns decoded at once.
 const BATCH: usize = 8192;
 
-/// Rows of one file that are to be given new classes.
+/// Rows of one file that get new classes.
 pub struct RowGroup {
     pub(super) path: PathBuf,
     pub(super) metadata: ArrowReaderMetadata,
-    /// Its number in the file.
+    /// Number in the file.
     pub(super) number: usize,
-    /// The rows that are, if not all of them are, sorted by index.
+    /// The rows to keep, sorted by index; `None` for all.
     pub(super) kept: Option<Vec<u64>>,
     pub(super) shape: Arc<Shape>,
-    /// Id of the job of the new rows.
+    /// Job id of the new rows.
     pub(super) job_id: Arc<str>,
     /// First and last index of these rows.
     pub(super) range: (u64, u64),
@@ -54,18 +54,18 @@ pub struct RowGroup {
 
 /// Encoded rows with new classes.
 pub struct RelabelledGroup {
-    /// A file with this row group alone.
+    /// A file with only this row group.
     pub(super) file: Bytes,
     pub(super) metadata: ParquetMetaData,
     pub(super) record: PartRecord,
     pub(super) range: (u64, u64),
 }
 
-/// Why rows are given no new classes.
+/// Why rows could not get new classes.
 pub enum RelabelError {
     /// The results cannot be read.
     Storage(StorageError),
-    /// The embedding of this image is another model's.
+    /// The embedding of this image comes from another model.
     OtherModel {
         /// Of the image.
         uri: String,
@@ -74,12 +74,12 @@ pub enum RelabelError {
         /// Its version.
         version: String,
     },
-    /// This image was classified and has no embedding.
+    /// This image was classified but has no embedding.
     NoEmbedding {
         /// Of the image.
         uri: String,
     },
-    /// The embedding of this image has so many values.
+    /// The embedding of this image has the wrong length.
     Width {
         /// Of the image.
         uri: String,
@@ -88,7 +88,7 @@ pub enum RelabelError {
     },
 }
 
-/// A file of which several readers are made.
+/// A file that can be opened by several readers.
 pub(super) trait Again: ChunkReader + Sized + 'static {
     fn again(&self) -> io::Result<Self>;
 }
@@ -128,7 +128,7 @@ impl RowGroup {
     /// The rows with new classes.
     ///
     /// # Errors
-    /// When the file is damaged, or embeddings are missing, another model's, or of another width.
+    /// If the file is damaged, or embeddings are missing, from another model, or of another length.
     pub fn relabel(&self, classes: &mut dyn Classes) -> Result<RelabelledGroup, RelabelError> {
         let damaged = |error: ParquetError| no_result(&self.path, error);
         let file = File::open(&self.path)
@@ -153,7 +153,7 @@ impl RowGroup {
     }
 }
 
-/// A row group that is read.
+/// A row group being read.
 struct Reading<'a, R> {
     group: &'a RowGroup,
     input: R,
@@ -161,10 +161,10 @@ struct Reading<'a, R> {
     number: usize,
 }
 
-/// What the columns of a row group say of its rows.
+/// What the columns of a row group reveal about its rows.
 struct Rows {
     batches: Vec<RecordBatch>,
-    /// Whether no row has failed, so that the columns that say why are not read.
+    /// Whether no row failed, so that the error columns need not be read.
     all_ok: bool,
 }
 
@@ -246,7 +246,7 @@ impl<R: Again> Reading<'_, R> {
         Ok(Rows { batches, all_ok })
     }
 
-    /// Of each row whether its image was classified.
+    /// For each row, whether its image was classified.
     fn outcomes(&self, rows: &Rows) -> Vec<bool> {
         match rows.all_ok {
             true => {
@@ -304,7 +304,7 @@ impl<R: Again> Reading<'_, R> {
         Ok(())
     }
 
-    /// What a part with these rows commits.
+    /// The record of a part with these rows.
     fn record(
         &self,
         rows: &Rows,
@@ -344,7 +344,7 @@ impl<R: Again> Reading<'_, R> {
         Ok(record)
     }
 
-    /// Of each row why it has no classes, in two words and many.
+    /// For each row, the kind and message of its error.
     fn failures<'b>(
         &self,
         rows: &'b Rows,
@@ -368,7 +368,7 @@ impl<R: Again> Reading<'_, R> {
         is_ok.iter().map(outcome).collect()
     }
 
-    /// The columns that are new, by name.
+    /// The new columns, by name.
     fn new_columns(
         &self,
         rows: &Rows,
@@ -460,7 +460,7 @@ impl<R: Again> Reading<'_, R> {
         Ok((out.into(), metadata))
     }
 
-    /// Copies a column as it is encoded.
+    /// Copies a column in encoded form.
     fn copy(
         &self,
         source: Option<usize>,

@@ -15,12 +15,12 @@ use parquet::errors::ParquetError;
 use super::properties;
 use super::relabel::Again;
 
-/// How files are read here: by their Parquet types, so that text of all writers comes as one type.
+/// Reads files by their Parquet types, so that text of all writers has one type.
 pub(super) fn options() -> ArrowReaderOptions {
     ArrowReaderOptions::new().with_skip_arrow_metadata(true)
 }
 
-/// These rows of a row group as a file with one, in this order.
+/// These rows of a row group, in this order, as a file.
 pub(super) fn rewritten<R: Again>(
     input: &R,
     metadata: &ArrowReaderMetadata,

@@ -1,4 +1,4 @@
-//! Which columns of a file rows with new classes take over as they are.
+//! Which columns of a file are copied unchanged to rows with new classes.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use parquet::schema::types::{ColumnDescriptor, SchemaDescPtr};
 use super::{schema, vectors};
 use crate::JobRecord;
 
-/// Columns that new classes change.
+/// Columns that depend on the classes.
 const NEW: [&str; 4] = ["job_id", "label", "score", "top"];
-/// Columns that change where an embedding has no classes.
+/// Columns that change if an embedding has no classes.
 pub(super) const OUTCOME: [&str; 3] = ["status", "error_kind", "error"];
 
 /// The columns of rows with new classes.
 pub(super) struct Shape {
-    /// As the job has them, where those that are copied may be null as in the source.
+    /// The job's schema, in which copied columns may be null as in the source.
     pub(super) schema: SchemaRef,
     parquet: SchemaDescPtr,
-    /// Columns that may be null in the source and never are in rows.
+    /// Columns that may be null in the source but never are in rows.
     never_null: Vec<String>,
 }
 
 impl Shape {
-    /// That of a job whose rows are taken from files like the first one; `None` if it has not all
-    /// columns.
+    /// The schema of a job whose rows come from files like the first one; `None` if columns are
+    /// missing.
     ///
     /// # Errors
-    /// When Parquet cannot hold the columns.
+    /// If Parquet cannot represent the columns.
     pub(super) fn of(
         job: &JobRecord,
         first: &ParquetMetaData,
@@ -62,7 +62,8 @@ impl Shape {
         }))
     }
 
-    /// Whether a file has all columns in these types, embeddings too, and no null where rows have none.
+    /// Whether a file has all columns, including embeddings, with these types, and no nulls where
+    /// rows have none.
     pub(super) fn fits(&self, metadata: &ParquetMetaData) -> bool {
         let copied = self.parquet.columns().iter().all(|wanted| {
             let Some(name) = copied(wanted) else {
@@ -81,7 +82,7 @@ impl Shape {
         copied && vectors::place(metadata).is_some() && self.never_null.iter().all(no_nulls)
     }
 
-    /// For each column of values, in order, that of the file it is copied from; `None` of those that are new.
+    /// For each leaf column, in order, the source's column to copy; `None` for new ones.
     pub(super) fn sources(&self, metadata: &ParquetMetaData) -> Vec<Option<usize>> {
         let columns = self.parquet.columns().iter();
         columns
@@ -90,13 +91,13 @@ impl Shape {
     }
 }
 
-/// The name of a column that is copied.
+/// The name of a copied column.
 fn copied(column: &ColumnDescriptor) -> Option<&str> {
     let name = column.path().parts()[0].as_str();
     (!NEW.contains(&name)).then_some(name)
 }
 
-/// The place of a column that is no list.
+/// The position of a column that is not a list.
 pub(super) fn leaf(metadata: &ParquetMetaData, name: &str) -> Option<usize> {
     let columns = metadata.file_metadata().schema_descr().columns();
     columns
@@ -108,10 +109,10 @@ fn column(metadata: &ParquetMetaData, place: usize) -> &ColumnDescriptor {
     &metadata.file_metadata().schema_descr().columns()[place]
 }
 
-/// Whether values of one column are written as those of the other.
+/// Whether the values of both columns are encoded in the same way.
 fn is_same(a: &ColumnDescriptor, b: &ColumnDescriptor) -> bool {
     let text = |column: &ColumnDescriptor| match column.logical_type_ref() {
-        // The older name, which all writers give too.
+        // The older name, which all writers provide as well.
         None | Some(LogicalType::String) => Some(column.converted_type()),
         Some(_) => None,
     };
@@ -128,10 +129,10 @@ fn nulls(chunk: &ColumnChunkMetaData) -> Option<u64> {
     chunk.statistics()?.null_count_opt()
 }
 
-/// The text that every row of a column has, if its statistics say so.
+/// The text that all rows of a column have, if its statistics show one.
 pub(super) fn only_text(chunk: &ColumnChunkMetaData) -> Option<&[u8]> {
     let statistics = chunk.statistics()?;
-    // Bounds of which each may be cut, but then no value is between two that are equal.
+    // Both bounds may be truncated, but no value lies between two equal ones.
     let (least, most) = (statistics.min_bytes_opt()?, statistics.max_bytes_opt()?);
     (least == most && statistics.null_count_opt() == Some(0)).then_some(least)
 }

@@ -1,4 +1,4 @@
-//! Embeddings as they stand in the pages of a row group, one row after the other.
+//! Reads embeddings from the pages of a row group, row by row.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use super::levels::{levels, taken};
 use super::relabel::{Again, columns};
 use super::{EMBEDDING, Floats, floats};
 
-/// Rows that are decoded at once where pages cannot be read as they are.
+/// Rows decoded at once if pages cannot be read directly.
 const BATCH: usize = 1024;
 
 /// The embeddings of a row group.
 pub(super) enum Vectors {
-    /// Plain values, which are taken from the pages as they are.
+    /// Plain values, which are read directly from the pages.
     Pages(Box<Pages>),
     /// Any other encoding.
     Decoded(Box<Decoded>),
@@ -44,8 +44,8 @@ impl Vectors {
         }
     }
 
-    /// Writes the values of the next row to `out`, and returns how many there are; `None` of a row without
-    /// an embedding. Of a row of another length than `out` what is written has no meaning.
+    /// Writes the values of the next row to `out`, and returns their number; `None` for a row
+    /// without an embedding. If the length differs from that of `out`, the output is meaningless.
     pub(super) fn next(&mut self, out: &mut [f32]) -> Result<Option<usize>, ParquetError> {
         match self {
             Self::Pages(pages) => pages.next(out),
@@ -54,7 +54,7 @@ impl Vectors {
     }
 }
 
-/// The column of embeddings among those of a file.
+/// The column of embeddings in a file.
 pub(super) fn place(metadata: &ParquetMetaData) -> Option<usize> {
     let columns = metadata.file_metadata().schema_descr().columns();
     columns.iter().position(|column| {
@@ -64,7 +64,7 @@ pub(super) fn place(metadata: &ParquetMetaData) -> Option<usize> {
     })
 }
 
-/// How a page holds values.
+/// The layout of values in a page.
 #[derive(Clone, Copy)]
 enum Kind {
     Half,
@@ -93,17 +93,17 @@ pub(super) struct Pages {
     reader: Box<dyn PageReader>,
     kind: Kind,
     column: Arc<ColumnDescriptor>,
-    /// Values of this page that are not read yet.
+    /// Unread values of this page.
     values: Bytes,
-    /// Values of each row of this page; nothing of a null.
+    /// Number of values in each row of this page; `None` for null.
     rows: Vec<Option<usize>>,
     next: usize,
-    /// Values before the first row that begins in this page, which are of the one before.
+    /// Values before the first row that begins in this page; they belong to the previous row.
     continued: usize,
 }
 
 impl Pages {
-    /// `None` where values are encoded in another way.
+    /// `None` if values are encoded differently.
     fn open<R: Again>(
         input: &R,
         metadata: &ParquetMetaData,
@@ -153,7 +153,7 @@ impl Pages {
             return Ok(None);
         };
         self.take(count, out)?;
-        // Some writers cut pages within a row.
+        // Some writers split rows over pages.
         while self.next == self.rows.len() && self.load()? {
             let continued = std::mem::take(&mut self.continued);
             self.take(continued, out.get_mut(count..).unwrap_or_default())?;
@@ -162,7 +162,7 @@ impl Pages {
         Ok(Some(count))
     }
 
-    /// Takes `count` values off the page, of which `out` receives those that it has room for.
+    /// Takes `count` values from the page; `out` receives those that fit.
     fn take(&mut self, count: usize, out: &mut [f32]) -> Result<(), ParquetError> {
         let bytes = count * self.kind.bytes();
         if self.values.len() < bytes {
@@ -184,7 +184,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Goes on to the next page; `false` after the last one.
+    /// Advances to the next page; `false` after the last one.
     fn load(&mut self) -> Result<bool, ParquetError> {
         let Some(page) = self.reader.get_next_page()? else {
             return Ok(false);
@@ -219,7 +219,7 @@ impl Pages {
         Ok(true)
     }
 
-    /// Learns from the levels of a page how many values each of its rows has.
+    /// Computes the number of values in each row of a page from its levels.
     fn read_rows(
         &mut self,
         repetitions: &[u8],
@@ -233,7 +233,7 @@ impl Pages {
             }
             place += run;
         })?;
-        // Places without a value, and why.
+        // Positions without a value, and why.
         let (mut without, mut place) = (Vec::new(), 0);
         let whole = self.column.max_def_level();
         if whole > 0 {
@@ -266,7 +266,7 @@ impl Pages {
     }
 }
 
-/// Whether whole lists may be null: the list itself is a level of its own, and so are values that may be null.
+/// Whether whole lists may be null: the list is one level, and nullable values are another.
 fn is_nullable(column: &ColumnDescriptor) -> bool {
     let values = i16::from(column.self_type().is_optional());
     column.max_def_level() - values == 2
@@ -276,14 +276,14 @@ fn null_value() -> ParquetError {
     ParquetError::General("an embedding has a value that is null".to_owned())
 }
 
-/// Levels after their length in 4 bytes.
+/// Levels, preceded by their length in 4 bytes.
 fn prefixed<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], ParquetError> {
     let length = taken(rest, 4)?;
     let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
     taken(rest, length as usize)
 }
 
-/// Values that are decoded batch by batch.
+/// Values decoded in batches.
 pub(super) struct Decoded {
     reader: ParquetRecordBatchReader,
     rows: Option<(Floats, usize)>,
