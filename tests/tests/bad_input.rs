@@ -349,7 +349,7 @@ fn results_of_another_job_are_never_touched_unasked() {
     let again = Trommel::classify(&folder.images(), &output).run();
     assert_code(&again, 0);
     assert!(
-        stderr(&again).contains("complete already"),
+        stderr(&again).contains("already complete"),
         "{}",
         stderr(&again)
     );

@@ -514,7 +514,7 @@ fn a_retry_in_one_process_goes_on_after_a_kill() {
     assert_eq!(summary(&output)["ok"], 2000);
     let again = classify(&[]).run();
     assert!(
-        stderr(&again).contains("2,000 images: 2,000 ok; complete already"),
+        stderr(&again).contains("2,000 images: 2,000 ok; already complete"),
         "{}",
         stderr(&again)
     );

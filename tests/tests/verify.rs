@@ -187,7 +187,7 @@ fn inspect_says_what_was_inferred_and_from_what() {
     for words in [
         "scores      softmax: problem_type in config.json",
         "from id2label in config.json",
-        "preprocess  ViTImageProcessor: resize to 32×32 (Bilinear), Rgb",
+        "preprocess  ViTImageProcessor: resize to 32×32 (bilinear), RGB",
         "from preprocessor_config.json",
         "reference   Pillow: config.json was written by Transformers 4.57.1",
     ] {

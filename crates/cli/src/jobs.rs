@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::exit::{Exit, Usage, warn_in_red};
 use crate::forecast::{self, Compared, DryRun};
 use crate::lines::{counted, with_head};
+use crate::progress_bar::images;
 use crate::standstill::Standstill;
 
 /// Time between two looks at a job.
@@ -121,10 +122,10 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
                 if json {
                     print_json(&reply)?;
                 } else {
-                    let rows = HumanCount(reply.rows);
                     writeln!(
                         io::stderr(),
-                        "retrying {rows} failed rows of job {}",
+                        "retrying {} of job {}",
+                        counted(reply.rows, "failed row"),
                         request.id
                     )?;
                     writeln!(io::stdout(), "{}", reply.id)?;
@@ -247,11 +248,11 @@ async fn watch(client: &Client, id: &str, quiet: bool) -> Result<JobStatus> {
 
 fn redraw(bar: &ProgressBar, status: &JobStatus) {
     let template = match status.total {
-        Some(_) => "{bar:30.cyan/blue} {human_pos}/{human_len} images  {msg}",
-        None => "{spinner} {human_pos} images  {msg}",
+        Some(_) => "{bar:30.cyan/blue} {human_pos}/{images}  {msg}",
+        None => "{spinner} {images}  {msg}",
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style.progress_chars("━╸─"));
+        bar.set_style(style.progress_chars("━╸─").with_key("images", images));
     }
     let models = status.models.len().max(1) as u64;
     let done: u64 = status
@@ -479,9 +480,9 @@ fn show_why(reasons: &JobReasons, json: bool) -> Result<()> {
     for stage in &reasons.stages {
         writeln!(
             out,
-            "{:<10}  {} workers, {} waiting or in flight",
+            "{:<10}  {}, {} waiting or in flight",
             stage.stage,
-            stage.workers,
+            counted(stage.workers, "worker"),
             HumanCount(stage.waiting)
         )?;
         for image in &stage.oldest {

@@ -9,12 +9,15 @@ use textwrap::{Options, WordSplitter};
 /// A count with its noun: `1 image`, `2,034 images`.
 pub(crate) fn counted(count: impl TryInto<u64>, noun: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
-    let plural = if count == 1 { "" } else { "s" };
+    let plural = match count {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
     format!("{} {noun}{plural}", HumanCount(count))
 }
 
-/// A line that begins with `head`. On a terminal a long text is broken at its spaces, and goes on below
-/// its own beginning.
+/// `head` followed by `text`. On a terminal, long texts are wrapped and aligned below their beginning.
 pub(crate) fn with_head(head: &str, text: &str) -> String {
     let columns = io::stderr().is_terminal().then(terminal::size);
     match columns {
@@ -23,7 +26,7 @@ pub(crate) fn with_head(head: &str, text: &str) -> String {
     }
 }
 
-/// Room that a text needs at least to be set in a column of its own.
+/// Least width of a column of text; in less room, text is wrapped under `head`.
 const NARROWEST: usize = 40;
 
 fn wrapped(head: &str, text: &str, columns: usize) -> String {
@@ -51,10 +54,11 @@ mod tests {
         assert_eq!(counted(1_u64, "image"), "1 image");
         assert_eq!(counted(0_usize, "row"), "0 rows");
         assert_eq!(counted(2034_u64, "image"), "2,034 images");
+        assert_eq!(counted(2_u64, "process"), "2 processes");
     }
 
     #[test]
-    fn long_messages_go_on_below_their_beginning() {
+    fn long_messages_are_wrapped_below_their_beginning() {
         let text = "s3://bucket/photos/cat.jpg: JPEG ends before its image does";
         assert_eq!(
             wrapped("      3 truncated         ", text, 80),

@@ -4,6 +4,7 @@
 use svg::Document;
 use svg::node::element::{Group, Rectangle, Text, Title};
 
+use crate::lines::counted;
 use crate::profile_report::Report;
 
 const WIDTH: f64 = 1000.0;
@@ -53,7 +54,11 @@ pub(crate) fn draw(report: &Report) -> Document {
         .add(strip);
 
     let operators = report.operators.iter().map(|operator| {
-        let label = format!("{} ({} nodes)", operator.operator, operator.nodes);
+        let label = format!(
+            "{} ({})",
+            operator.operator,
+            counted(operator.nodes, "node")
+        );
         (label, operator.milliseconds, colour(&operator.operator))
     });
     let slowest = report.slowest().into_iter().map(|node| {

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use trommel_infer::{BatchRate, NodeTime, Profile};
 
+use crate::lines::counted;
+
 /// Nodes shown to people; JSON has them all.
 const SLOWEST: usize = 10;
 
@@ -74,8 +76,10 @@ impl Report {
             ..
         } = self;
         format!(
-            "{model} ({version}) on {device}, {intra_threads} threads, batch {}, mean of {} runs",
-            profile.batch, profile.runs
+            "{model} ({version}) on {device}, {}, batch {}, mean of {}",
+            counted(*intra_threads, "thread"),
+            profile.batch,
+            counted(profile.runs, "run")
         )
     }
 }
@@ -88,10 +92,10 @@ impl fmt::Display for Report {
         writeln!(f, "{}", self.title())?;
         writeln!(
             f,
-            "{time:.2} ms a batch, {:.2} ms an image, {:.1} % of it in {} nodes; copies between devices {:.1} %",
+            "{time:.2} ms per batch, {:.2} ms per image, {:.1} % of it in {}; copies between devices {:.1} %",
             time / batch as f64,
             100.0 * all / time,
-            self.profile.nodes.len(),
+            counted(self.profile.nodes.len(), "node"),
             100.0 * self.copy_share
         )?;
         writeln!(f, "\n{:>9}  {:>5}  slowest nodes", "ms", "%")?;
@@ -121,7 +125,7 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "\n{:>9}  {:>10}  {:>11}  one instance, by batch",
-            "images/s", "ms a batch", "ms an image"
+            "images/s", "ms/batch", "ms/image"
         )?;
         for rate in &self.throughput {
             let BatchRate {

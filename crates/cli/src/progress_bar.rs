@@ -6,6 +6,8 @@ use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use trommel_source::Source;
 use trommel_worker::Progress;
 
+use crate::lines::counted;
+
 /// The bar on the screen, so that log lines can be written above it.
 static ON_SCREEN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
@@ -18,8 +20,8 @@ pub(crate) struct Bar {
 impl Bar {
     /// Shows a bar on standard error, or none where that is no terminal or `quiet` is set.
     ///
-    /// The job itself lists no faster than it works. For an ETA from the start, `source` is listed
-    /// once more beside it, where that is possible.
+    /// The job lists its source only as fast as it works. For an ETA from the start, `source` is listed
+    /// a second time, if it can be.
     pub(crate) fn show(
         progress: &Arc<Progress>,
         source: Option<Arc<dyn Source>>,
@@ -43,7 +45,7 @@ impl Bar {
     }
 }
 
-/// Counts the images of a source; an error there is the job's to tell.
+/// Counts the images of a source. The job reports errors of the source.
 async fn count(source: Arc<dyn Source>, counted: Arc<OnceLock<u64>>) {
     if let Ok(images) = source.count().await {
         counted.get_or_init(|| images);
@@ -70,13 +72,12 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
     let done = progress.ok() + progress.failed();
     let known = progress.total().or(counted);
     let style = match known {
-        Some(_) => {
-            "{bar:20.cyan/blue} {human_pos}/{human_len} images  {per_sec}  ETA {eta}{wide_msg}"
-        }
-        None => "{spinner} {human_pos} images  {per_sec}  {wide_msg}",
+        Some(_) => "{bar:20.cyan/blue} {human_pos}/{images}  {per_sec}  ETA {eta}{wide_msg}",
+        None => "{spinner} {images}  {per_sec}  {wide_msg}",
     };
     if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style.progress_chars("━╸─").with_key("per_sec", per_second));
+        let style = style.progress_chars("━╸─").with_key("per_sec", per_second);
+        bar.set_style(style.with_key("images", images));
     }
     if let Some(total) = known {
         // The rate counts this run's images alone, so the bar's length leaves out the others.
@@ -95,6 +96,13 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
     }
     bar.set_message(message);
     bar.tick();
+}
+
+/// The total, or without one the position, as a count of images.
+pub(crate) fn images(state: &indicatif::ProgressState, out: &mut dyn std::fmt::Write) {
+    let images = counted(state.len().unwrap_or(state.pos()), "image");
+    out.write_str(&images)
+        .expect("a string takes all that is written");
 }
 
 fn per_second(state: &indicatif::ProgressState, out: &mut dyn std::fmt::Write) {

@@ -305,7 +305,7 @@ impl fmt::Display for Report {
             write!(f, ", {} failed", HumanCount(*failed))?;
         }
         let Some(run) = &self.run else {
-            return writeln!(f, "; complete already{}", self.where_rows_are());
+            return writeln!(f, "; already complete{}", self.where_rows_are());
         };
         writeln!(
             f,
@@ -362,6 +362,9 @@ impl fmt::Display for Report {
             compute,
             ..
         } = run.engine;
+        if fill == 0.0 {
+            return Ok(()); // no image reached the model
+        }
         let gaps = gaps.as_secs_f64() / compute.as_secs_f64().max(1e-9);
         writeln!(
             f,

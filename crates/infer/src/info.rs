@@ -89,7 +89,7 @@ impl fmt::Display for ModelInfo {
         writeln!(f, "sha256      {}", self.sha256)?;
         writeln!(
             f,
-            "weights     {}, most of them {}",
+            "parameters  {}, mostly {}",
             self.parameters, self.precision
         )?;
         writeln!(

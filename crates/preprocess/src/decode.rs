@@ -434,7 +434,7 @@ fn unknown() -> PrepareError {
     PrepareError::new(
         ErrorKind::UnknownFormat,
         format!(
-            "unknown format; the formats that are read are {}",
+            "unknown format; supported formats are {}",
             formats.join(", ")
         ),
     )

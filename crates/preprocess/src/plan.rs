@@ -137,7 +137,7 @@ impl Plan {
     }
 }
 
-/// One line a person reads in `model inspect`.
+/// A line of `model inspect`.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.family)?;
@@ -160,7 +160,7 @@ impl fmt::Display for Plan {
             },
         }
         if self.resize != Resize::None {
-            write!(f, " ({:?})", self.resample)?;
+            write!(f, " ({})", format!("{:?}", self.resample).to_lowercase())?;
         }
         match self.encoding {
             Encoding::Raw => {}
@@ -171,11 +171,12 @@ impl fmt::Display for Plan {
             write!(f, ", centre crop {}×{}", crop.width, crop.height)?;
         }
         let Normalization { scale, mean, std } = self.normalization;
-        write!(
-            f,
-            ", {:?}, (x × {scale} − {mean:?}) ÷ {std:?}",
-            self.channel_order
-        )
+        let order = format!("{:?}", self.channel_order).to_uppercase();
+        let scaled = match scale == 1.0 / 255.0 {
+            true => "x ÷ 255".to_owned(),
+            false => format!("x × {scale}"),
+        };
+        write!(f, ", {order}, ({scaled} − {mean:?}) ÷ {std:?}")
     }
 }
 

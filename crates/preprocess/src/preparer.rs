@@ -34,7 +34,7 @@ impl Default for Limits {
 impl Limits {
     pub(crate) fn check_bytes(&self, bytes: &[u8]) -> Result<(), PrepareError> {
         if bytes.is_empty() {
-            return Err(PrepareError::new(ErrorKind::Empty, "holds no bytes"));
+            return Err(PrepareError::new(ErrorKind::Empty, "is empty"));
         }
         let length = bytes.len() as u64;
         if length > self.max_bytes {

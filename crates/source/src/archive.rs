@@ -55,7 +55,7 @@ impl Archive {
         }
         if images == 0 {
             return Err(StorageError::invalid_source(format!(
-                "source {stored} holds no images by their suffixes; {}",
+                "source {stored} contains no files with the suffix of an image; {}",
                 name_others()
             )));
         }

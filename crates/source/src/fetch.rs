@@ -373,7 +373,7 @@ fn filled(uri: &str, bytes: Vec<u8>, start: Instant) -> Result<Fetched, StorageE
 }
 
 fn empty(uri: &str) -> StorageError {
-    StorageError::new(StorageErrorKind::Empty, format!("{uri} holds no bytes"))
+    StorageError::new(StorageErrorKind::Empty, format!("{uri} is empty"))
 }
 
 fn not_a_file(uri: &str, what: &str) -> StorageError {

@@ -48,7 +48,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Says what is there instead.
+    /// The error for a folder without images, which names the lists and archives in it.
     fn without_images(&self) -> StorageError {
         let root = self.root.display();
         let mut lists = Lists::default();
@@ -56,19 +56,19 @@ impl Folder {
             suffixes: Some(vec!["*".to_owned()]),
             ..SourceOptions::default()
         };
-        // Whatever ends the walk, what was found until then is worth saying.
+        // An error of the walk matters less than what was found before it.
         drop(self.list(&all, &mut lists));
         StorageError::invalid_source(match lists.first {
             Some(first) => {
                 let suffix = first.rsplit_once('.').map_or("", |(_, suffix)| suffix);
                 format!(
-                    "source {root} holds no images by their suffixes but {} lists or archives, such as {first}; name them, as in '{}/**/*.{suffix}'",
+                    "source {root} contains no files with the suffix of an image, but {} lists or archives, such as {first}; give these, as in '{}/**/*.{suffix}'",
                     lists.count,
                     root.to_string().trim_end_matches('/')
                 )
             }
             None => format!(
-                "source {root} holds no images by their suffixes; {}",
+                "source {root} contains no files with the suffix of an image; {}",
                 name_others()
             ),
         })

@@ -127,7 +127,7 @@ pub(super) fn is_image_suffix(suffix: &str) -> bool {
 /// The remedy where no file is an image by its suffix.
 pub(super) fn name_others() -> String {
     let build = NOT_IN_THIS_BUILD.map_or(String::new(), |build| format!(" ({build})"));
-    format!("name others with --suffixes{build}")
+    format!("give other suffixes with --suffixes{build}")
 }
 
 /// Whether a path below what was named is hidden, or one of those that macOS leaves next to files:

@@ -37,7 +37,7 @@ impl Readiness {
         say(!inner.at_work.load(Relaxed), "it is starting".to_owned());
         say(inner.stopping.load(Relaxed), "it is stopping".to_owned());
         let loading = inner.loading.load(Relaxed);
-        say(loading > 0, format!("it is loading {loading} models"));
+        say(loading > 0, format!("models being loaded: {loading}"));
         if let Some((broker, repository)) = inner.over_broker.get() {
             say(!broker.is_connected(), "the broker is away".to_owned());
             say(

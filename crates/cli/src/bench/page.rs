@@ -54,7 +54,7 @@ fn of_stages(measures: &Measures) -> Vec<String> {
         (name, stage.milliseconds.p95)
     });
     let batches = Curve {
-        name: "ms a batch".to_owned(),
+        name: "ms per batch".to_owned(),
         points: measures
             .compute
             .iter()
@@ -64,23 +64,18 @@ fn of_stages(measures: &Measures) -> Vec<String> {
     };
     vec![
         bars(
-            "Images a second; the broken line is what the parts allow together",
+            "Images per second; the dashed line is the limit of the stages",
             "/s",
             &rows,
             Some(measures.pipeline.limit),
         ),
         bars(
-            "Time of an image by stage",
+            "Time per image by stage",
             "ms",
             &latency.collect::<Vec<_>>(),
             None,
         ),
-        curves(
-            "Time of a batch by its size",
-            ("images", "ms"),
-            &[batches],
-            None,
-        ),
+        curves("Time per batch by size", ("images", "ms"), &[batches], None),
     ]
 }
 
@@ -124,7 +119,7 @@ fn of_server(server: &ServerLoad) -> Vec<String> {
         .collect();
     vec![
         curves(
-            "Time of an answer by rate; the broken line is the deadline",
+            "Latency by rate; the dashed line is the deadline",
             ("requests/s", "ms"),
             &times,
             deadline,
@@ -136,7 +131,7 @@ fn of_server(server: &ServerLoad) -> Vec<String> {
             None,
         ),
         curves(
-            "Time of an answer by percentile: 1 is p90, 2 is p99, 3 is p99.9",
+            "Latency by percentile: 1 is p90, 2 is p99, 3 is p99.9",
             ("nines", "ms"),
             &by_percentile,
             None,

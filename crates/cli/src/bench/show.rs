@@ -5,6 +5,7 @@ use std::fmt;
 use super::load::Load;
 use super::measures::Measures;
 use super::{Found, ServerLoad};
+use crate::lines::counted;
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -15,7 +16,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// Above this share others have disturbed the measures.
+/// Share of the CPUs taken by other programs above which a warning is printed.
 const DISTURBED: f64 = 0.15;
 
 fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
@@ -31,19 +32,21 @@ fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
     } = measures;
     writeln!(
         f,
-        "{} ({}) on {}: {} sessions of {} threads; {}, {} cores",
+        "{} ({}) on {}: {} with {} each; {}, {}",
         model.name,
         model.version,
         model.device,
-        model.instances,
-        model.intra_threads,
+        counted(model.instances, "session"),
+        counted(model.intra_threads, "thread"),
         machine.name,
-        machine.cores
+        counted(machine.cores, "core")
     )?;
     writeln!(
         f,
-        "{} images of {:.0} bytes, {} failed",
-        sample.images, sample.image_bytes, sample.failed
+        "{} of {:.0} bytes on average, {} failed",
+        counted(sample.images, "image"),
+        sample.image_bytes,
+        sample.failed
     )?;
     writeln!(
         f,
@@ -68,7 +71,7 @@ fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
     writeln!(
         f,
         "\n{:<10} {:>9} {:>10} {:>12}",
-        "model", "images/s", "ms a batch", "ms an image"
+        "model", "images/s", "ms/batch", "ms/image"
     )?;
     for time in compute {
         writeln!(

@@ -15,6 +15,7 @@ use super::{hamming, near};
 use crate::args::DedupArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
+use crate::lines::counted;
 use crate::results::Results;
 
 /// Runs the command: rows for the images that have a duplicate, those of a group one after the other, whose
@@ -62,9 +63,14 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
     });
     let written = derived::write_labelled(&args.derived, record, config, rows)?;
     let told = format!(
-        "trommel: {duplicates} of {} images repeat another one, in {} groups\n",
-        images.indices().len(),
-        groups.len()
+        "trommel: {duplicates} of {} {}, in {}\n",
+        counted(images.indices().len(), "image"),
+        if duplicates == 1 {
+            "repeats another one"
+        } else {
+            "repeat another one"
+        },
+        counted(groups.len(), "group")
     );
     io::stderr().write_all(told.as_bytes())?;
     written.tell("of duplicates", &args.derived)?;

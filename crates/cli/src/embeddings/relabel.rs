@@ -114,9 +114,9 @@ fn classes(
     };
     let Some(path) = &args.head else {
         let Some(set) = args.labels.read()? else {
-            bail!("name the labels with --labels, or a head with --head");
+            bail!("give labels with --labels, or a head with --head");
         };
-        let dir = model.context("name the model that made the embeddings with --model: its tower for texts reads the labels")?;
+        let dir = model.context("give the model that made the embeddings with --model; its text tower embeds the labels")?;
         let shape = Plan::load(&dir, Reference::Auto)?.fixed_shape()?;
         let texts = Texts::open(&Runtime::load(onnxruntime)?, &dir, shape, cache)?;
         let hash = digest(set.names.join("\n").as_bytes());
@@ -140,7 +140,7 @@ fn classes(
     if path.extension().is_some_and(|suffix| suffix == "onnx") {
         let set: LabelSet = args.labels.read()?.with_context(|| {
             format!(
-                "name the classes of {} with --labels, one a line",
+                "give the classes of {} with --labels, one per line",
                 path.display()
             )
         })?;

@@ -175,7 +175,7 @@ impl Tally {
         }
         if self.truths.is_disjoint(&self.given) && !self.given.is_empty() {
             bail!(
-                "no true label of {truth} ({}) is among the classes of the rows ({})",
+                "none of the true labels from {truth} ({}) is among the classes of the rows ({})",
                 some(&self.truths),
                 some(&self.given)
             );

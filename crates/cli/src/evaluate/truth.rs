@@ -76,7 +76,7 @@ impl Truth {
                 ),
             },
             Self::Column(name) => format!("rows have no column {name:?}"),
-            Self::Folders => format!("{uri:?} is in no folder"),
+            Self::Folders => format!("{uri:?} is not in a folder"),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Truth {
 impl fmt::Display for Truth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Folders => f.write_str("the names of folders"),
+            Self::Folders => f.write_str("folder names"),
             Self::Column(name) => write!(f, "column {name:?}"),
             Self::File(path, _) => path.display().fmt(f),
         }

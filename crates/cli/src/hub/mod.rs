@@ -109,10 +109,10 @@ impl fmt::Display for HubName {
 }
 
 impl ModelName {
-    /// The model's folder, fetched first if it is a name of the hub. Blocks while it is fetched.
+    /// The model's folder. A model of the hub is fetched first, which blocks.
     ///
     /// # Errors
-    /// When there is no such folder, with what was probably meant; or as [`fetch`].
+    /// If the folder does not exist, with what was probably meant; or as [`fetch`].
     pub(crate) fn folder(&self, dtype: Option<Dtype>, quiet: bool) -> Result<PathBuf> {
         match (self, dtype) {
             (Self::Hub(name), _) => fetch(name, dtype, quiet),
@@ -149,18 +149,18 @@ fn not_a_folder(dir: &Path) -> String {
     }
 }
 
-/// Where a model of this name would be exported to.
+/// The folder that a model of this name is exported to.
 fn folder_for(repository: &str) -> String {
     let name = repository.rsplit('/').next().unwrap_or(repository);
     format!("models/{name}")
 }
 
-/// Brings a model of the hub into the cache, and gives the folder to open it from.
+/// Fetches a model of the hub into the cache, and returns the folder to open it from.
 ///
-/// Blocks while it is fetched. What was cut off goes on where it ended, in this call or in a later one.
+/// Blocks. A download that was cut off is resumed, in this call or a later one.
 ///
 /// # Errors
-/// When the repository is not there, needs a token, holds no ONNX file or none of this precision, or a
+/// If the repository does not exist, needs a token, or has no ONNX file of this precision, or if a
 /// file arrives damaged; each with the next step.
 pub(crate) fn fetch(name: &HubName, dtype: Option<Dtype>, quiet: bool) -> Result<PathBuf> {
     let settings = client::Settings::from_env()?;
@@ -171,7 +171,7 @@ pub(crate) fn fetch(name: &HubName, dtype: Option<Dtype>, quiet: bool) -> Result
         Asked::Unreachable(why) => {
             let info = Snapshot::cached(&cache, name)
                 .and_then(|snapshot| Info::of_snapshot(&snapshot))
-                .with_context(|| format!("{name}: {why}, and it is not in {}; check the network, or give a local folder", cache.display()))?;
+                .with_context(|| format!("{name} is not in the cache {}, and {why}; check the network, or give a local folder", cache.display()))?;
             if !client.is_offline() {
                 tracing::warn!("{name}: {why}; the copy in {} is used", cache.display());
             }

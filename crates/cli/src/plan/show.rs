@@ -6,6 +6,7 @@ use super::fleet::{JobPlan, Line, Scale};
 use super::requests::RequestPlan;
 use super::{CostOfPlan, Plan};
 use crate::forecast::money;
+use crate::lines::counted;
 
 /// A labelled line.
 macro_rules! line {
@@ -85,8 +86,8 @@ fn show_requests(f: &mut fmt::Formatter<'_>, plan: &RequestPlan) -> fmt::Result 
         line!(
             f,
             "preprocess",
-            "{} cores, {:.0} % busy",
-            fleet.cores,
+            "{}, {:.0} % busy",
+            counted(fleet.cores, "core"),
             100.0 * cores
         )?;
     }
@@ -142,17 +143,17 @@ fn show_job(f: &mut fmt::Formatter<'_>, plan: &JobPlan) -> fmt::Result {
         line!(
             f,
             "preprocess",
-            "{} cores, {}",
-            plan.fleet.cores,
+            "{}, {}",
+            counted(plan.fleet.cores, "core"),
             percent(busy)
         )?;
     }
     line!(
         f,
         "infer",
-        "{} sessions in {} processes, batches of {}, {}",
-        plan.fleet.instances,
-        plan.fleet.infer,
+        "{} in {}, batches of {}, {}",
+        counted(plan.fleet.instances, "session"),
+        counted(plan.fleet.infer, "process"),
         plan.max_batch,
         percent(plan.infer_busy)
     )?;

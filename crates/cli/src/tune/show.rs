@@ -27,8 +27,16 @@ impl fmt::Display for Found {
         )?;
         writeln!(
             f,
-            "{:<9} {:>6} {:>9} {:>8} {:>6} {:>8} {:>9} {:>8} {:>11}",
-            "", "batch", "sessions", "prepare", "held", "wait", "images/s", "p95 ms", "a million"
+            "{:<9} {:>6} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>11}",
+            "",
+            "batch",
+            "sessions",
+            "prepare",
+            "in flight",
+            "wait",
+            "images/s",
+            "p95 ms",
+            "per million"
         )?;
         show(f, "defaults", self.mean_of(&self.default))?;
         if self.best != self.default {
@@ -56,7 +64,7 @@ fn show(f: &mut fmt::Formatter<'_>, name: &str, tried: Option<Tried>) -> fmt::Re
     let p95 = tried.p95_milliseconds.map(|p95| format!("{p95:.1}"));
     writeln!(
         f,
-        "{name:<9} {:>6} {sessions:>9} {:>8} {:>6} {wait:>8} {:>9.1} {:>8} {:>11}",
+        "{name:<9} {:>6} {sessions:>9} {:>8} {:>9} {wait:>8} {:>9.1} {:>8} {:>11}",
         settings.max_batch,
         settings.preprocess_threads,
         settings.max_in_flight,
@@ -124,7 +132,7 @@ impl Found {
         };
         let first = self.tried.first();
         let unit = match first.map(|tried| (tried.cost_of_a_million, tried.p95_milliseconds)) {
-            Some((Some(_), _)) => "a million images",
+            Some((Some(_), _)) => "cost per million images",
             Some((None, Some(_))) => "p95 in ms",
             _ => "threads",
         };

@@ -18,6 +18,7 @@ use super::search::Measure;
 use crate::bench::{Answer, Schedule, Target, drive, pipeline};
 use crate::config::Config;
 use crate::forecast::Spending;
+use crate::lines::counted;
 use crate::model::{self, OpenedModel};
 
 /// Fewest images of a trial, however small its share of the budget.
@@ -80,12 +81,12 @@ pub(super) struct Trials<'a> {
 impl Measure for Trials<'_> {
     fn measure(&mut self, settings: &Tuned, share: f64) -> Result<Option<f64>> {
         self.bar.set_message(format!(
-            "trial {}: batch {}, {} sessions of {} threads, {} preprocess threads",
+            "trial {}: batch {}, {} with {} each, {}",
             self.tried.len() + 1,
             settings.max_batch,
-            settings.instances,
-            settings.intra_threads,
-            settings.preprocess_threads
+            counted(settings.instances.get(), "session"),
+            counted(settings.intra_threads.get(), "thread"),
+            counted(settings.preprocess_threads.get(), "preprocess thread")
         ));
         self.bar.tick();
         let tried = match self.run(settings, share) {

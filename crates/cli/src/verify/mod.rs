@@ -241,7 +241,7 @@ fn ask(args: &VerifyArgs, program: &Path) -> Result<Verdict> {
     let output = Command::new(&args.python).arg(program).output();
     let output = output.with_context(|| {
         format!(
-            "failed to run {}; give a Python interpreter with Transformers by --python",
+            "failed to run {}; give a Python interpreter that has Transformers with --python",
             args.python.display()
         )
     })?;
@@ -249,7 +249,7 @@ fn ask(args: &VerifyArgs, program: &Path) -> Result<Verdict> {
         let text = String::from_utf8_lossy(&output.stderr);
         let last = text.trim_end().lines().last().unwrap_or("no output");
         bail!(
-            "`{by_hand}` failed: {last}; give a Python interpreter with Transformers by --python"
+            "`{by_hand}` failed: {last}; give a Python interpreter that has Transformers with --python"
         );
     }
     let path = args.output.join(VERDICT_FILE);

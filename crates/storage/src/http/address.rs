@@ -74,7 +74,7 @@ impl fmt::Display for Private {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} is an address of this machine or of a private network, which is not connected to unless http.allow-private = true (TROMMEL_HTTP__ALLOW_PRIVATE=true)",
+            "{} is an address of this machine or a private network; to allow these, set http.allow-private = true (TROMMEL_HTTP__ALLOW_PRIVATE=true)",
             self.host
         )
     }
