@@ -1,19 +1,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Share of the budget that images may wait and be worked on. The rest is for what is measured
-/// nowhere: the network, and answers that take longer than most.
+/// Share of the budget available for waiting and processing. The rest covers what is not measured:
+/// the network, and unusually slow answers.
 const TARGET: f64 = 0.8;
-/// How far back the rate is measured, in seconds under load.
+/// Time constant of the measured rate, in seconds under load.
 const MEMORY: f64 = 1.0;
 
-/// Bounds the images that are worked on or wait, so that those let in are answered in time.
+/// Limits the images that are processed or waiting, so that admitted ones are answered in time.
 ///
-/// By Little's law, an image that finds N others waits as long as N answers take. The rate of answers
-/// is measured while there is enough work for all threads, and only then: a rate under less load says
-/// what was asked for, not what could have been answered. The bound is what this rate answers within
-/// the target. It depends on no answer's time, so a slow one changes nothing, and after a burst there
-/// is nothing to recover from.
+/// By Little's law, an image behind N others waits as long as N answers take. The rate of answers
+/// is measured only while there is enough work for all threads: a rate under less load reflects the
+/// demand, not the capacity. The bound is the number of answers that this rate gives within the
+/// target. It does not depend on the time of single answers, so a slow one changes nothing, and no
+/// recovery is needed after a burst.
 pub(crate) struct Admission {
     least: usize,
     most: usize,
@@ -26,23 +26,23 @@ pub(crate) struct Admission {
 #[derive(Default)]
 struct State {
     inside: usize,
-    /// Answers given under load, fading with [`MEMORY`].
+    /// Answers given under load, decaying with [`MEMORY`].
     answers: f64,
-    /// Seconds under load, fading in the same way.
+    /// Seconds under load, decaying likewise.
     loaded: f64,
-    /// Up to when these are counted, while there is load.
+    /// End of the counted time, while there is load.
     counted: Option<Instant>,
 }
 
-/// A request that was let in, for as long as this lives.
+/// An admitted request, for as long as this lives.
 pub(crate) struct Entry {
     admission: Arc<Admission>,
     images: usize,
 }
 
 impl Admission {
-    /// At most `most` images, and always as many as `least`, with which all threads have work; the aim
-    /// is an answer within `budget`.
+    /// Admits at most `most` images, and always at least `least`, which keep all threads busy; the
+    /// aim is an answer within `budget`.
     pub(crate) fn new(least: usize, most: usize, budget: Duration) -> Self {
         let most = most.max(1);
         Self {
@@ -54,7 +54,7 @@ impl Admission {
         }
     }
 
-    /// Lets a request in whose images are worked on so many at a time, if there is room for one.
+    /// Admits a request whose images are processed this many at a time, if there is room for one.
     pub(crate) fn enter(self: &Arc<Self>, images: usize, now: Instant) -> Option<Entry> {
         let mut state = self.lock();
         state.count(now);
@@ -72,7 +72,7 @@ impl Admission {
         })
     }
 
-    /// Whether a request would be turned away now.
+    /// Whether a request would be refused now.
     pub(crate) fn is_full(&self, now: Instant) -> bool {
         let mut state = self.lock();
         state.count(now);
@@ -138,7 +138,7 @@ mod tests {
 
     const BUDGET: Duration = Duration::from_millis(120);
 
-    /// A server that takes up to eight images at once, and the time.
+    /// A server that processes up to eight images at once, and the time.
     struct Simulated {
         admission: Arc<Admission>,
         random: StdRng,
@@ -148,7 +148,7 @@ mod tests {
         waiting: VecDeque<(f64, Entry)>,
         working: Vec<(f64, Entry)>,
         done: f64,
-        /// Seconds that a batch takes, and each of its images.
+        /// Seconds per batch, and per image in it.
         batch: f64,
         image: f64,
     }
@@ -157,7 +157,7 @@ mod tests {
     struct Seen {
         offered: usize,
         refused: usize,
-        /// Seconds that answers took.
+        /// Times of answers in seconds.
         times: Vec<f64>,
     }
 
@@ -182,7 +182,7 @@ mod tests {
             8.0 / (self.batch + 8.0 * self.image)
         }
 
-        /// Requests at random times, so many a second, for so many seconds.
+        /// Requests at random times: the rate per second, and the duration in seconds.
         fn load(&mut self, rate: f64, seconds: f64) -> Seen {
             let (end, mut seen) = (self.now + seconds, Seen::default());
             self.arrival = self.now + self.gap(rate);
@@ -262,7 +262,7 @@ mod tests {
         let capacity = server.capacity();
         for _ in 0..10 {
             assert!(server.load(10.0 * capacity, 1.0).refused > 0);
-            // What the burst left is answered within the budget.
+            // Requests left over from the burst are answered within the budget.
             server.load(0.5 * capacity, 0.3);
             assert_eq!(server.load(0.8 * capacity, 5.0).refused, 0);
         }

@@ -1,4 +1,4 @@
-//! The images of failed rows, looked for in what the source lists now.
+//! Finds the images of failed rows in the current listing of the source.
 
 use std::collections::HashMap;
 
@@ -8,30 +8,30 @@ use trommel_source::Found;
 use trommel_storage::{StorageError, StorageErrorKind};
 use trommel_types::{ErrorKind, Failure};
 
-/// Images that are found at other places than before at most: each is held until the listing has ended.
+/// Most images found at other positions than before: each is held until the listing ends.
 const MOST_MOVED: usize = 500_000;
 
-/// Images whose rows are failed and that are to be classified again.
+/// Images with failed rows that are classified again.
 ///
-/// A listing finds each at its place, as long as the source has not changed. One that is elsewhere now
-/// is known by its uri, if the source lists that once.
+/// If the source is unchanged, a listing finds each at its position. A moved image is recognised by
+/// its uri, if the source lists that only once.
 #[derive(Default)]
 pub(crate) struct Again {
     /// Sorted by index.
     images: Vec<FailedImage>,
-    /// How many of them have this uri, by its hash.
+    /// Number of images with each uri, by its hash.
     uris: HashMap<u64, u32>,
     /// The positions in `images` of those that were found at their place.
     found: RoaringTreemap,
-    /// What was found at other places, by its uri.
+    /// Images found at other positions, by uri.
     moved: HashMap<String, (Found, u32)>,
 }
 
-/// What became of an image that was not at its place.
+/// The fate of an image that was not at its position.
 pub(crate) enum Late {
-    /// It is elsewhere.
+    /// It is at another position.
     Moved(u64, Found),
-    /// It is not to be found: its new row says so.
+    /// It was not found; its new row says so.
     Gone(FailedImage, Failure),
 }
 
@@ -54,10 +54,10 @@ impl Again {
         self.images.is_empty()
     }
 
-    /// Gives the index of the image and what is listed, if it is one of those.
+    /// If the listed image is one of these, returns its index and the image.
     ///
     /// # Errors
-    /// When too many are at other places than before.
+    /// If too many have moved.
     pub(crate) fn observe(
         &mut self,
         place: u64,
@@ -91,7 +91,7 @@ impl Again {
         Ok(None)
     }
 
-    /// The images that the listing, now at its end, has not shown at their places.
+    /// The images that the finished listing did not show at their positions.
     pub(crate) fn finish(mut self) -> impl Iterator<Item = Late> {
         for position in &self.found {
             let image = usize::try_from(position).ok();
@@ -153,7 +153,7 @@ mod tests {
         Again::new(images.iter().map(image).collect())
     }
 
-    /// What is found at once, and what late, with the size as a sign of which one it is.
+    /// Images found at once, and late, with the size to tell them apart.
     fn look(mut again: Again, uris: &[&str]) -> (Vec<u64>, Vec<(u64, String)>) {
         let mut at_once = Vec::new();
         for (place, uri) in (0..).zip(uris) {

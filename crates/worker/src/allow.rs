@@ -14,24 +14,25 @@ use trommel_types::{Content, ImageRef};
 
 use crate::AccessConfig;
 
-/// Characters of a uri that a message quotes at most.
+/// Longest quote of a uri in a message, in characters.
 const QUOTED: usize = 200;
 /// The scheme of S3.
 const S3: &str = "s3";
-/// The port of a PostgreSQL server whose address names none.
+/// The default port of a PostgreSQL server.
 const POSTGRES_PORT: u16 = 5432;
 
 /// The places that jobs may read images from and write rows to.
 ///
-/// A place that is not allowed is refused before it is opened. Local paths, buckets of other clouds, hosts of the
-/// web and databases are allowed by name only; S3 is open as far as the credentials reach, until one of its places is named.
+/// A place is refused before it is opened, unless it is allowed. Local paths, buckets of other
+/// clouds, web hosts and databases have to be allowed by name; S3 is allowed wherever the
+/// credentials reach, until one of its places is named.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
     sources: Vec<Prefix>,
     outputs: Vec<Prefix>,
 }
 
-/// A place that a job named and the worker's operator has not allowed.
+/// A place in a job that the worker's operator has not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal(String);
 
@@ -46,18 +47,18 @@ impl std::error::Error for Refusal {}
 /// A place and everything below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Prefix {
-    /// A path whose symbolic links are resolved.
+    /// A path with its symbolic links resolved.
     Local(PathBuf),
-    /// A bucket of the store with this scheme and the beginning of its keys, which is empty or ends
-    /// with a slash.
+    /// A bucket of the store with this scheme, and a key prefix, which is empty or ends with a
+    /// slash.
     Bucket {
         scheme: &'static str,
         bucket: String,
         key: String,
     },
-    /// A host of the web by scheme and port, and the beginning of its paths, which ends with a slash.
+    /// A web host with scheme and port, and a path prefix, which ends with a slash.
     Web { origin: String, path: String },
-    /// A database, or all of a server's.
+    /// A database, or all databases of a server.
     Postgres {
         server: (String, u16),
         database: Option<String>,
@@ -107,7 +108,7 @@ impl Allowed {
         }
     }
 
-    /// Places of the web alone, as the setting of this name lists them.
+    /// Web addresses only, as listed in the setting of this name.
     ///
     /// # Errors
     /// Everything that is invalid in them, each with its remedy.
@@ -132,13 +133,13 @@ impl Allowed {
         }
     }
 
-    /// Checks what a job names as a source, in the form that `trommel submit` takes.
+    /// Checks a source of a job, as given to `trommel submit`.
     ///
-    /// Of a pattern, the folder before the first wildcard counts; each image that it matches is
-    /// checked by [`check_image`](Self::check_image).
+    /// For a pattern, the folder before the first wildcard counts;
+    /// [`check_image`](Self::check_image) checks each image that it matches.
     ///
     /// # Errors
-    /// When it is not allowed; the error says what to add.
+    /// If it is not allowed; the error says what to add.
     pub fn check_source(&self, source: &str) -> Result<(), Refusal> {
         let place = Place::parse(source);
         let allowed = place
@@ -149,7 +150,8 @@ impl Allowed {
         })
     }
 
-    /// The same as a rule for what sources lead to: redirects, and files that patterns match.
+    /// The same as a rule for places that sources lead to: redirects, and files that patterns
+    /// match.
     pub(crate) fn rule(self: Arc<Self>) -> PlaceRule {
         PlaceRule::new(move |uri| {
             let checked = self.check_source(uri);
@@ -157,17 +159,17 @@ impl Allowed {
         })
     }
 
-    /// Checks what a job names as its output.
+    /// Checks the output of a job.
     ///
     /// # Errors
-    /// When it is not allowed; the error says what to add.
+    /// If it is not allowed; the error says what to add.
     pub fn check_output(&self, output: &str) -> Result<(), Refusal> {
         let place = Place::parse(output).and_then(|place| match place {
             Place::Nats(_) | Place::Web(_) => Err("rows cannot go there".to_owned()),
             Place::Bucket { scheme, .. } if scheme != S3 => {
                 Err(format!("rows cannot go to {scheme}://"))
             }
-            // Outputs are paths as they stand; nothing decodes them.
+            // Outputs are literal paths; nothing decodes them.
             Place::Local { .. } if output.starts_with("file://") => {
                 Err("give the path itself, without file://".to_owned())
             }
@@ -181,12 +183,12 @@ impl Allowed {
         })
     }
 
-    /// Checks the file or object that an image is read from: its own, or that of the archive or
-    /// table that holds it. An image whose bytes came with the job is read from nowhere.
+    /// Checks the file or object that an image is read from: its own, or the archive or table that
+    /// contains it. An image whose bytes came with the job is not read from anywhere.
     ///
     /// Costs a look at the file system for a local image, and a comparison for others.
     ///
-    /// # Errors
+    /// If it is not allowed; the error says what to add.
     /// When it is not allowed; the error says what to add.
     pub fn check_image(&self, image: &ImageRef) -> Result<(), Refusal> {
         if let Content::Inline(_) = &image.content {
@@ -198,7 +200,7 @@ impl Allowed {
             .as_ref()
             .is_ok_and(|place| place.in_any(&self.sources));
         refuse_unless(allowed, uri, "--allow-source", || {
-            // The folder of the image stands for the other images in it.
+            // The folder of an image represents the other images in it.
             let folder = match (&place, uri.rsplit_once('/')) {
                 (Ok(_), Some((folder, _))) if !folder.is_empty() => folder,
                 _ => uri,
@@ -208,7 +210,7 @@ impl Allowed {
     }
 }
 
-/// What a job names, as far as it matters here.
+/// A place in a job, as far as it matters here.
 #[derive(Debug)]
 enum Place {
     /// A path with symbolic links resolved, and whether that changed it.
@@ -230,7 +232,7 @@ enum Place {
 }
 
 impl Place {
-    /// Reads a uri as those do who open it. What they could understand differently is an error.
+    /// Parses a uri like those who open it. If they could interpret it differently, it is an error.
     fn parse(uri: &str) -> Result<Self, String> {
         let rest = |scheme: &str| uri[scheme.len() + "://".len()..].to_owned();
         if HttpUrl::is_url(uri) {
@@ -295,7 +297,7 @@ impl Place {
                     key: prefix,
                 },
             ) => {
-                // To S3 a key is a mere name, but a store may keep it as a path.
+                // To S3 a key is a plain name, but a store may keep it as a path.
                 let climbs = || key.split('/').any(|name| matches!(name, "." | ".."));
                 let below = key.starts_with(prefix) || *key == prefix.trim_end_matches('/');
                 scheme == store && bucket == allowed && (prefix.is_empty() || (below && !climbs()))
@@ -368,8 +370,8 @@ fn bucket_scheme(scheme: &str) -> Option<&'static str> {
     }
 }
 
-/// A path as the file system sees it: canonical, or that of its nearest ancestor that exists and
-/// what follows it.
+/// A path as the file system sees it: canonical, or the canonical form of its nearest existing
+/// ancestor, and the rest.
 fn resolved(path: &Path) -> io::Result<PathBuf> {
     let mut missing = Vec::new();
     let mut path = match path {
@@ -387,7 +389,8 @@ fn resolved(path: &Path) -> io::Result<PathBuf> {
                 let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
                     return error("it climbs by `..` out of a folder that does not exist");
                 };
-                // Whoever creates it would write where it leads. Asked without a slash at the end,
+                // Creating it would write to the link's target. Asked without a slash at the end,
+                // which would follow the link.
                 // which would ask for where it leads.
                 if parent.join(name).is_symlink() {
                     return error("it is a symbolic link that leads nowhere");
@@ -407,10 +410,10 @@ fn is_absent(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Server and database of an address, and whether it holds more than those.
+/// Server and database of an address, and whether it contains anything else.
 ///
-/// Clients differ in how they read odd addresses, so only the plain form is read: one host, at most
-/// one `@`, and nothing in the options that names another server or database.
+/// Clients differ in how they read unusual addresses, so only the plain form is accepted: one host,
+/// at most one `@`, and no options that name another server or database.
 fn postgres(uri: &str) -> Result<((String, u16), String, bool), String> {
     let (_, rest) = uri.split_once("://").unwrap_or(("", uri));
     let (address, options) = rest.split_once('?').unwrap_or((rest, ""));
@@ -426,7 +429,7 @@ fn postgres(uri: &str) -> Result<((String, u16), String, bool), String> {
                 .to_owned(),
         );
     }
-    // In brackets an address of version 6 has colons of its own.
+    // An IPv6 address in brackets contains colons.
     let (host, port) = match server.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => {
             let number = port
@@ -450,7 +453,7 @@ fn postgres(uri: &str) -> Result<((String, u16), String, bool), String> {
     Ok(((host.to_ascii_lowercase(), port), database.to_owned(), more))
 }
 
-/// Refuses what is not a subject, or one with wildcards, of NATS.
+/// Refuses an invalid NATS subject, or one with wildcards.
 fn check_subject(subject: &str) -> Result<(), String> {
     let tokens: Vec<&str> = subject.split('.').collect();
     let valid = |(number, token): (usize, &&str)| match *token {
@@ -466,7 +469,7 @@ fn check_subject(subject: &str) -> Result<(), String> {
     }
 }
 
-/// Whether every subject that `subject` stands for is one that `allowed` stands for.
+/// Whether `allowed` matches every subject that `subject` matches.
 fn covers(allowed: &str, subject: &str) -> bool {
     let (mut allowed, mut subject) = (allowed.split('.'), subject.split('.'));
     loop {
@@ -497,7 +500,7 @@ fn refuse_unless(
     }))
 }
 
-/// What to allow so that a place is. Where a link leads is not given away.
+/// What to allow for a place. The target of a link is not revealed.
 fn suggestion(uri: &str, place: Result<Place, String>) -> Result<String, String> {
     match place? {
         Place::Local { moved: true, .. } => Ok(
@@ -519,7 +522,7 @@ fn suggestion(uri: &str, place: Result<Place, String>) -> Result<String, String>
                 .map_or(String::new(), |(folder, _)| format!("{folder}/"));
             Ok(quoted(&format!("{scheme}://{bucket}/{folder}")))
         }
-        // The whole host: paths on the web say little about who may read what.
+        // The whole host: web paths say little about access rights.
         Place::Web(url) => Ok(quoted(&format!("{}/", url.origin()))),
         Place::Postgres {
             server: (host, port),
@@ -550,7 +553,7 @@ fn without_password(uri: &str) -> String {
     }
 }
 
-/// Text from a stranger, on one line and not too long.
+/// Untrusted text, on one line and not too long.
 fn quoted(text: &str) -> String {
     let mut shown: String = text
         .chars()

@@ -1,4 +1,4 @@
-//! What requests ask of their rows: looked at once, and remembered.
+//! The row options of requests: checked once, and cached.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,16 +7,17 @@ use trommel_infer::Wanted;
 
 use crate::{LiveEngine, NotAnswered};
 
-/// Kinds of rows that are remembered: as many as an engine remembers sets of labels.
+/// Cached kinds of rows: as many as an engine caches sets of labels.
 const MOST: usize = 8;
-/// Labels that a request may bring: their embeddings take the processor from those who wait.
+/// Most labels in a request: embedding them takes the CPU from other requests.
 const MOST_LABELS: usize = 1000;
 
-/// The rows that a model was asked for lately, each in the place in memory by which its engine knows it.
+/// The recent row options of requests for a model, each as the shared value by which its engine
+/// recognises it.
 pub(crate) struct AskedRows {
     engine: LiveEngine,
     known: Mutex<VecDeque<Arc<Wanted>>>,
-    /// Labels become embeddings on all threads, so one set after the other.
+    /// Labels are embedded on all threads, so one set at a time.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -29,11 +30,11 @@ impl AskedRows {
         }
     }
 
-    /// What rows are to hold, once the model is known to give them. New labels become embeddings first,
-    /// which takes milliseconds a label. Cancel-safe: what was begun is finished and remembered.
+    /// The row options, once the model is known to support them. New labels are embedded first,
+    /// which takes milliseconds per label. Cancel-safe: work that has begun is finished and cached.
     ///
     /// # Errors
-    /// [`NotAnswered::Settings`] when the model cannot give such rows.
+    /// [`NotAnswered::Settings`] if the model does not support such rows.
     pub(crate) async fn get(&self, wanted: Wanted) -> Result<Arc<Wanted>, NotAnswered> {
         if let Some(known) = self.find(&wanted) {
             return Ok(known);

@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bytes that one permit stands for, so that any budget fits a semaphore.
+/// Bytes per permit, so that any budget fits a semaphore.
 const UNIT: u64 = 1 << 10;
-/// Bytes that an image of unknown size counts as.
+/// Assumed bytes of an image of unknown size.
 const GUESS: u64 = 1 << 20;
 
-/// Bounds the bytes of encoded images that are held at once.
+/// Limits the bytes of encoded images held at once.
 pub(crate) struct ByteBudget {
     units: Arc<Semaphore>,
     all: u32,
@@ -29,7 +29,7 @@ impl ByteBudget {
         }
     }
 
-    /// Waits until there is room for an image; the whole budget is room for any.
+    /// Waits until there is room for an image; the whole budget is enough for any image.
     pub(crate) async fn hold(&self, size: Option<u64>) -> HeldBytes {
         let wanted = units(size.unwrap_or(GUESS), self.all);
         let permit = Arc::clone(&self.units).acquire_many_owned(wanted).await;
@@ -41,7 +41,7 @@ impl ByteBudget {
 }
 
 impl HeldBytes {
-    /// Corrects what is held to the size that came. What is not free is not waited for: all might
+    /// Corrects the reserved bytes to the actual size. It does not wait for more: all holders might
     /// wait for each other.
     pub(crate) fn correct(&mut self, size: u64) {
         let wanted = units(size, self.all) as usize;
@@ -81,7 +81,7 @@ mod tests {
         first.correct(5 * UNIT);
         let second = second.await;
         drop((first, second));
-        // Larger than all: alone, but let in.
+        // Larger than the whole budget: admitted alone.
         let large = budget.hold(Some(u64::MAX)).await;
         assert_eq!(budget.units.available_permits(), 0);
         drop(large);

@@ -1,6 +1,6 @@
-//! Which size of batch is the fastest: measured once for a model on a machine, and remembered. What is
-//! measured while others keep the machine busy says little, so it is measured again as soon as they do not. What
-//! engines learn later takes its place.
+//! The fastest batch size: measured once per model and machine, and remembered. A measurement on a
+//! busy machine says little, so it is repeated once the machine is quiet. What engines learn later
+//! replaces it.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,23 +11,23 @@ use trommel_infer::{Device, Engine, EngineOptions, InferError, Learning, LiveOpt
 
 use crate::InferConfig;
 
-/// What is remembered.
+/// The remembered result.
 #[derive(Debug, Serialize, Deserialize)]
 struct Measured {
     max_batch: usize,
-    /// Whether others left the machine alone meanwhile. If not, it is measured again once they do.
+    /// Whether the machine was otherwise idle during the measurement. If not, it is repeated on
+    /// a quiet machine.
     quiet: bool,
 }
 
-/// Share of the machine's processors that others may take while it counts as quiet.
+/// Share of the CPUs that other programs may use on a machine that counts as idle.
 const QUIET: f64 = 0.15;
 
-/// How a model is to be run by an engine: as configured, with the fastest size of batch where none
-/// is. Blocks while it is measured.
+/// How an engine runs a model: as configured, with the fastest batch size if none is configured.
+/// Blocks while it is measured.
 ///
 /// # Errors
-/// As [`Model::best_batch`]. A cache that cannot be read or written is ignored: the size is measured
-/// again.
+/// As [`Model::best_batch`]. If the cache cannot be read or written, the size is measured again.
 pub fn engine_options(model: &Model, config: &InferConfig) -> Result<EngineOptions, InferError> {
     let max_batch = match config.max_batch {
         Some(max_batch) => max_batch.get(),
@@ -36,8 +36,8 @@ pub fn engine_options(model: &Model, config: &InferConfig) -> Result<EngineOptio
     Ok(options(config, max_batch, LiveOptions::default()))
 }
 
-/// Starts a model as configured. Where no size of batches is, it begins with the fastest one that was measured,
-/// goes on learning from the batches that it runs, and what it learns is remembered.
+/// Starts a model as configured. If no batch size is configured, it starts with the fastest one
+/// measured, continues to learn from its batches, and remembers the result.
 ///
 /// # Errors
 /// As [`Model::best_batch`] and [`Engine::start`].
@@ -80,7 +80,7 @@ fn options(config: &InferConfig, max_batch: usize, live: LiveOptions) -> EngineO
     }
 }
 
-/// Where the size for a model on this machine is remembered, if anywhere.
+/// Where the size for a model on this machine is remembered, if at all.
 fn file(model: &Model, config: &InferConfig) -> Option<PathBuf> {
     let cache = config.cache.as_ref()?;
     Some(cache.join("batches").join(name(model, config)))
@@ -104,54 +104,55 @@ fn fastest(model: &Model, config: &InferConfig) -> Result<Measured, InferError> 
     Ok(measured)
 }
 
-/// How much of the machine others take, from its making on.
+/// How much of the machine other programs use, from creation on.
 #[derive(Debug)]
 pub struct Quiet(Option<CpuTime>);
 
 impl Quiet {
-    /// Begins to look.
+    /// Starts observing.
     pub fn begin() -> Self {
         Self(CpuTime::now())
     }
 
-    /// The share of the processors that other programs have taken since then, 0 to 1; 0 where the system
-    /// does not say it.
+    /// The share of the CPUs that other programs have used since then, 0 to 1; 0 if the system does
+    /// not report it.
     pub fn others(&self) -> f64 {
         let since = self.0.as_ref().zip(CpuTime::now());
         since.map_or(0.0, |(before, after)| after.others_since(before))
     }
 }
 
-/// What a model runs on, as the system calls it: the GPU, or the processor.
+/// What a model runs on, as named by the system: the GPU, or the processor.
 pub fn machine_name(model: &Model) -> String {
     machine_of(model.devices().first())
 }
 
-/// The device as the system calls it: the GPU, or the processor.
+/// The device as named by the system: the GPU, or the processor.
 pub(crate) fn machine_of(device: Device) -> String {
     gpu_name(device).unwrap_or_else(processor)
 }
 
-/// Time that the machine's processors have spent, in ticks, since it was started.
+/// Time that the machine's CPUs have spent since it started, in ticks.
 #[derive(Debug, PartialEq, Eq)]
 struct CpuTime {
-    /// All of it.
+    /// Total.
     all: u64,
-    /// At work, for anybody; what a hypervisor gave to other machines too.
+    /// Busy, for any program, or stolen by a hypervisor.
     busy: u64,
-    /// At work for this process.
+    /// Busy for this process.
     own: u64,
 }
 
 impl CpuTime {
-    /// `None` where the system does not say it as Linux does.
+    /// `None` if the system does not report it as Linux does.
     fn now() -> Option<Self> {
         let read = |path| fs::read_to_string(path).ok();
         Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)
     }
 
     fn parse(machine: &str, process: &str) -> Option<Self> {
-        // cpu user nice system idle iowait irq softirq steal, and parts of them again
+        // cpu user nice system idle iowait irq softirq steal; the following fields are parts of
+        // these
         let fields = machine.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Option<Vec<u64>> = fields
             .split_whitespace()
@@ -160,7 +161,7 @@ impl CpuTime {
             .collect();
         let ticks = ticks.filter(|ticks| ticks.len() == 8)?;
         let all = ticks.iter().sum();
-        // The name before it may hold anything.
+        // The name before it may contain anything.
         let (_, fields) = process.rsplit_once(") ")?;
         let own = fields.split(' ').skip(11).take(2);
         Some(Self {
@@ -170,7 +171,7 @@ impl CpuTime {
         })
     }
 
-    /// The share of the processors that others have taken since then, 0 to 1.
+    /// The share of the CPUs that other programs have used since then, 0 to 1.
     fn others_since(&self, before: &Self) -> f64 {
         let since = |of: fn(&Self) -> u64| of(self).saturating_sub(of(before)) as f64;
         let others = since(|time| time.busy) - since(|time| time.own);
@@ -178,7 +179,7 @@ impl CpuTime {
     }
 }
 
-/// The name of the file for a model on this machine: everything that the speed depends on.
+/// The file name for a model on this machine, with everything that the speed depends on.
 fn name(model: &Model, config: &InferConfig) -> String {
     let (instances, threads) = (config.instances(), config.intra_threads());
     let (version, devices) = (model.version(), model.devices());
@@ -189,13 +190,13 @@ fn name(model: &Model, config: &InferConfig) -> String {
     format!("{}.json", allowed(&name))
 }
 
-/// A text as part of a file's name.
+/// A text for use in a file name.
 pub(crate) fn allowed(text: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     text.chars().map(allowed).collect()
 }
 
-/// The GPU as its driver calls it, if the device is one.
+/// The GPU as named by its driver, if the device is one.
 fn gpu_name(device: Device) -> Option<String> {
     match device {
         Device::Cpu => None,
@@ -203,7 +204,7 @@ fn gpu_name(device: Device) -> Option<String> {
     }
 }
 
-/// The processor as Linux calls it.
+/// The processor as named by Linux.
 fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));
@@ -211,28 +212,28 @@ fn processor() -> String {
     name.unwrap_or("processor").to_owned()
 }
 
-/// What was measured, unless a better measurement can be had now.
+/// The remembered measurement, unless a better one is possible now.
 fn recall(file: &Path, is_busy: impl FnOnce() -> bool) -> Option<Measured> {
     let measured: Measured = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
     (measured.max_batch > 0 && (measured.quiet || is_busy())).then_some(measured)
 }
 
-/// Whether others use the machine at this moment, where the system says it.
+/// Whether other programs are running now, as far as the system tells.
 fn is_busy() -> bool {
     let cores = std::thread::available_parallelism().map_or(1, Into::into);
     let running = fs::read_to_string("/proc/loadavg").ok();
     running.is_some_and(|text| others_run(&text, cores))
 }
 
-/// Whether more threads run than this one and what a quiet machine does besides.
+/// Whether more threads run than this one and the few of a quiet machine.
 fn others_run(loadavg: &str, cores: usize) -> bool {
-    // Three averages, then the threads that run of all
+    // Three averages, then RUNNING/ALL threads.
     let threads = loadavg.split(' ').nth(3).and_then(|it| it.split_once('/'));
     let running: Option<f64> = threads.and_then(|(running, _)| running.parse().ok());
     running.is_some_and(|running| running - 1.0 > QUIET * cores as f64)
 }
 
-/// Remembers a size, as far as the folder can be written.
+/// Remembers a size, if the folder can be written.
 fn remember(file: &Path, measured: &Measured) {
     if let Err(error) = write(file, measured) {
         tracing::info!(%error, file = %file.display(), "it will be measured again");
@@ -243,7 +244,7 @@ fn write(file: &Path, measured: &Measured) -> io::Result<()> {
     write_whole(file, &serde_json::to_vec(measured)?)
 }
 
-/// Writes a file as a whole or not at all, and its folder where there is none.
+/// Writes a file atomically, and creates its folder if necessary.
 pub(crate) fn write_whole(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

@@ -23,10 +23,10 @@ pub use self::live::{LiveConfig, is_source_name};
 pub use self::telemetry::{LogFormat, OtlpProtocol, TelemetryConfig};
 
 const MIB: usize = 1 << 20;
-/// Below it, batches would hold single images.
+/// With less memory, batches would be single images.
 const SMALLEST_BUDGET: usize = 64;
 
-/// How the roles work. Every default suits one machine that classifies a folder.
+/// Settings of the roles. The defaults suit one machine that classifies a folder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct WorkerConfig {
@@ -37,17 +37,17 @@ pub struct WorkerConfig {
     pub memory_budget: Option<NonZeroUsize>,
     /// The broker, for roles in separate processes.
     pub broker: BrokerConfig,
-    /// How S3 is reached.
+    /// Connection to S3.
     pub s3: S3Config,
-    /// How Google Cloud Storage and Azure Blob Storage are reached.
+    /// Connection to Google Cloud Storage and Azure Blob Storage.
     pub cloud: CloudConfig,
-    /// How the web is asked.
+    /// Requests to web servers.
     pub http: HttpConfig,
-    /// How videos are decoded.
+    /// Decoding videos.
     pub video: VideoConfig,
-    /// Who writes to PostgreSQL.
+    /// Access to PostgreSQL.
     pub postgres: PostgresConfig,
-    /// Where a worker reads and writes for those who submit jobs.
+    /// Where workers may read and write for submitted jobs.
     pub access: AccessConfig,
     /// Listing.
     pub ingest: IngestConfig,
@@ -63,14 +63,14 @@ pub struct WorkerConfig {
     pub sink: SinkConfig,
     /// When a failed attempt is repeated.
     pub retry: RetryPolicy,
-    /// How a stop is carried out.
+    /// Graceful shutdown.
     pub shutdown: ShutdownConfig,
-    /// What the outside learns of the process.
+    /// Logs, traces, metrics and health.
     pub telemetry: TelemetryConfig,
 }
 
-/// Where a worker over the broker reads and writes for those who submit jobs. `classify`, which
-/// works for its own user, has no such limit.
+/// Where a worker over the broker may read and write for submitted jobs. `classify`, which runs as
+/// its user, has no such limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AccessConfig {
@@ -170,7 +170,7 @@ impl PreprocessConfig {
             .map_or_else(|| 4 * self.threads(), Into::into)
     }
 
-    /// What one image may cost.
+    /// Limits for one image.
     pub fn limits(&self) -> Limits {
         Limits {
             max_bytes: self.max_bytes,
@@ -250,7 +250,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// How a stop is carried out.
+/// Graceful shutdown.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ShutdownConfig {
@@ -268,10 +268,10 @@ impl Default for ShutdownConfig {
 }
 
 impl WorkerConfig {
-    /// Lowers each limit of bytes in flight to its share of the memory budget. Encoded images, tensors,
-    /// and rows have an eighth each; a part has half of the rows' share, and is held three times while it is
-    /// written: as rows, as columns, and encoded. Where no budget is set it is half of `limit`, the bytes that
-    /// the process may take.
+    /// Lowers each limit of bytes in flight to its share of the memory budget. Encoded images,
+    /// tensors and rows get an eighth each; a part gets half of the rows' share, because it is held
+    /// three times while it is written: as rows, as columns, and encoded. The default budget is
+    /// half of `limit`, the memory available to the process.
     pub fn keep_to_budget(&mut self, limit: Option<u64>) {
         if let (None, Some(limit)) = (self.memory_budget, limit) {
             let half = usize::try_from(limit / 2).unwrap_or(usize::MAX) / MIB;
@@ -285,7 +285,7 @@ impl WorkerConfig {
             part.map_or(self.sink.part_bytes, |part| part.min(self.sink.part_bytes));
     }
 
-    /// Which images of a source are taken, and how they are reached.
+    /// Which images of a source are classified, and how to reach them.
     pub fn source_options(&self, options: &JobOptions) -> SourceOptions {
         SourceOptions {
             s3: self.s3.clone(),
@@ -296,14 +296,14 @@ impl WorkerConfig {
         }
     }
 
-    /// Bytes that images, tensors or rows in flight may take, each of the three.
+    /// Limit in bytes for images, tensors and rows in flight, for each of the three.
     pub(crate) fn share_of_budget(&self) -> u64 {
         let share = |budget: NonZeroUsize| (budget.get().saturating_mul(MIB) / 8) as u64;
         self.memory_budget.map_or(u64::MAX, share)
     }
 
-    /// Images that infer holds, of a model: those for its batches, as far as the budget holds their tensors
-    /// and raw outputs, but a batch in any case.
+    /// Images that infer holds for a model: those of its batches, as many as fit into the budget
+    /// with their tensors and raw outputs, but at least one batch.
     pub(crate) fn images_in_infer(&self, engine: &Engine) -> usize {
         if let Some(stages) = engine.stages() {
             let [small, large] = stages.map(|engine| self.images_in_infer(engine));
@@ -318,19 +318,19 @@ impl WorkerConfig {
         self.held(bytes, largest, images_in_flight(largest, instances))
     }
 
-    /// The same, of images of `bytes` each.
+    /// The same, for images of `bytes` each.
     pub(crate) fn in_flight_of(&self, bytes: usize, max_batch: usize) -> usize {
         self.held(bytes, max_batch, self.infer.images_in_flight(max_batch))
     }
 
-    /// As many of the `wanted` images of `bytes` as the budget holds, but a batch in any case.
+    /// As many of the `wanted` images of `bytes` as fit into the budget, but at least one batch.
     fn held(&self, bytes: usize, max_batch: usize, wanted: usize) -> usize {
         let held = self.share_of_budget() / bytes.max(1) as u64;
         let held = usize::try_from(held).unwrap_or(usize::MAX);
         wanted.min(held.max(max_batch))
     }
 
-    /// Names every setting that cannot work, with its remedy; empty when all can.
+    /// Names every invalid setting, with its remedy; empty if all are valid.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.broker.problems();
         problems.extend(self.s3.problems());
@@ -412,7 +412,7 @@ mod tests {
         config.memory_budget = NonZeroUsize::new(1);
         assert!(config.problems()[0].contains("memory-budget"));
 
-        // A container of 512 MiB, and one that is too small for anything.
+        // A container with 512 MiB, and one that is too small for anything.
         let mut config = default.clone();
         config.keep_to_budget(Some(512 << 20));
         assert_eq!(config.memory_budget, NonZeroUsize::new(256));

@@ -11,29 +11,29 @@ use tokio::time::timeout;
 
 use crate::WorkerError;
 
-/// Threads that may hang at once before the process is of no more use: each holds memory, and
-/// perhaps a core.
+/// Threads that may hang at once before the process gives up: each holds memory, and perhaps a
+/// core.
 const MOST_HUNG: usize = 16;
 
-/// Threads for work that computes, each with a state of its own that it reuses.
+/// Threads for CPU work, each with its own reusable state.
 ///
-/// At most twice as many pieces of work as threads are taken in, of live work as many again; further
-/// callers wait in [`CpuPool::run`], which keeps what they hold out of memory. Live work is begun
-/// first, and on threads of its own while all others are at work. A thread whose work takes longer
-/// than it may is replaced, and ends when its work does. Dropping the pool lets the threads
-/// finish what was taken in.
+/// At most twice as many tasks as threads are accepted, and as many live ones again; further
+/// callers wait in [`CpuPool::run`], which keeps their data out of memory. Live work starts first,
+/// and on its own threads while all others are busy. A thread that exceeds its time limit is
+/// replaced, and ends when its work does. When the pool is dropped, the threads finish the accepted
+/// tasks.
 pub(crate) struct CpuPool<S> {
     room: Arc<Semaphore>,
     live_room: Arc<Semaphore>,
     crew: Crew<S>,
 }
 
-/// How a piece of work ended that gave no result.
+/// How a task ended without a result.
 #[derive(Debug)]
 pub(crate) enum Unfinished {
-    /// It took longer than it may.
+    /// It exceeded its time limit.
     TimedOut,
-    /// It panicked, or the pool cannot go on.
+    /// It panicked, or the pool has failed.
     Failed(WorkerError),
 }
 
@@ -41,23 +41,23 @@ type Run<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 struct Work<S> {
     run: Run<S>,
-    /// Says that it begins, and on which thread.
+    /// Reports that it begins, and on which thread.
     begun: oneshot::Sender<Post>,
     fate: Arc<Fate>,
 }
 
-/// What a thread is there for.
+/// The purpose of a thread.
 #[derive(Debug, Clone, Copy, Default)]
 struct Post {
-    /// The core that it is kept on.
+    /// The core that it is pinned to.
     core: Option<usize>,
-    /// Whether it takes nothing but live work.
+    /// Whether it only takes live work.
     only_live: bool,
 }
 
 impl<S: Send + 'static> CpuPool<S> {
-    /// Starts `threads` threads, each `pinned` to a core of its own as far as there are enough;
-    /// `state` is called once for each, and again after a panic.
+    /// Starts `threads` threads, each `pinned` to its own core if there are enough; `state` is
+    /// called once per thread, and again after a panic.
     pub(crate) fn start(
         name: &str,
         threads: usize,
@@ -84,8 +84,8 @@ impl<S: Send + 'static> CpuPool<S> {
         })
     }
 
-    /// Starts further threads that take nothing but live work, so that none waits for other work to
-    /// end. They cost nothing while there is no live work.
+    /// Starts additional threads that only take live work, so that it never waits for other work to
+    /// end. They cost nothing while there is none.
     pub(crate) fn reserve(&self, threads: usize) -> Result<(), WorkerError> {
         let post = Post {
             core: None,
@@ -94,16 +94,16 @@ impl<S: Send + 'static> CpuPool<S> {
         (0..threads).try_for_each(|_| self.crew.start_one(post))
     }
 
-    /// Runs `work` on one of the threads and returns what it returns. It may take `limit`, counted
-    /// from when a thread begins with it.
+    /// Runs `work` on one of the threads and returns its result. The time `limit` starts when a
+    /// thread begins.
     ///
-    /// Cancel-safe in the sense that dropping the future never blocks: work that no thread has begun
-    /// is not done, and the result of work that has begun is dropped.
+    /// Cancel-safe in the sense that dropping the future never blocks: work that has not begun is
+    /// skipped, and the result of work that has begun is discarded.
     ///
     /// # Errors
-    /// [`Unfinished::TimedOut`] when `work` takes longer; another thread has taken the place of
-    /// its own. [`WorkerError::Panicked`] when `work` panics; its thread goes on with a fresh
-    /// state. [`WorkerError::Hung`] when too many threads hang.
+    /// [`Unfinished::TimedOut`] if `work` exceeds the limit; another thread then replaces its own.
+    /// [`WorkerError::Panicked`] if `work` panics; its thread continues with a fresh state.
+    /// [`WorkerError::Hung`] if too many threads hang.
     pub(crate) async fn run<R: Send + 'static>(
         &self,
         limit: Duration,
@@ -112,7 +112,7 @@ impl<S: Send + 'static> CpuPool<S> {
         self.run_in(false, limit, work).await
     }
 
-    /// As [`CpuPool::run`], of work that someone waits for.
+    /// As [`CpuPool::run`], for live work.
     ///
     /// # Errors
     /// As [`CpuPool::run`].
@@ -167,7 +167,7 @@ impl From<WorkerError> for Unfinished {
     }
 }
 
-/// Work that no thread has begun. Bounded by the pool's room.
+/// Tasks that no thread has begun. Bounded by the pool's room.
 struct Waiting<S> {
     work: Mutex<WaitingWork<S>>,
     changed: Condvar,
@@ -200,11 +200,11 @@ impl<S> Waiting<S> {
             false => waiting.other.push_back(work),
         }
         drop(waiting);
-        // The one that is woken may be a thread for live work only.
+        // The thread that is woken may only take live work.
         self.changed.notify_all();
     }
 
-    /// Waits for work; nothing once the pool is gone and all work is taken.
+    /// Waits for work; `None` once the pool is gone and all work is taken.
     fn next(&self, only_live: bool) -> Option<Work<S>> {
         let mut waiting = self.lock();
         loop {
@@ -241,7 +241,7 @@ struct Crew<S> {
     name: String,
     waiting: Arc<Waiting<S>>,
     state: Arc<dyn Fn() -> S + Send + Sync>,
-    /// Threads whose work was given up and has not ended.
+    /// Threads whose work was abandoned and has not ended.
     hung: Arc<Mutex<usize>>,
 }
 
@@ -266,7 +266,7 @@ impl<S: Send + 'static> Crew<S> {
         Ok(())
     }
 
-    /// Starts a thread in the place of one that hangs.
+    /// Starts a thread to replace one that hangs.
     fn replace_one(&self, post: Post) -> Result<(), WorkerError> {
         let hung = *self.hung.lock().unwrap_or_else(PoisonError::into_inner);
         if hung > MOST_HUNG {
@@ -277,7 +277,7 @@ impl<S: Send + 'static> Crew<S> {
     }
 }
 
-/// Whether a piece of work has ended or was given up, whichever came first.
+/// Whether a task has ended or was abandoned, whichever came first.
 struct Fate {
     /// Room in the pool, until either.
     room: Mutex<Option<OwnedSemaphorePermit>>,
@@ -292,7 +292,7 @@ impl Fate {
         }
     }
 
-    /// Ends it in time; `false` when it was given up, so that its thread is one too many.
+    /// Ends it in time; `false` if it was abandoned, so that its thread is surplus.
     fn end(&self) -> bool {
         let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
         let in_time = self.take_room();
@@ -302,7 +302,7 @@ impl Fate {
         in_time
     }
 
-    /// Gives it up; `false` when it has ended.
+    /// Abandons it; `false` if it has ended.
     fn abandon(&self) -> bool {
         let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
         let in_time = self.take_room();
@@ -330,7 +330,7 @@ fn work_until_closed<S>(waiting: &Waiting<S>, post: Post, fresh: &dyn Fn() -> S)
             fate.end();
             continue; // nobody waits for it any more
         }
-        // The state is thrown away after a panic, so nothing half-changed is seen again.
+        // The state is dropped after a panic, so nothing half-changed is seen again.
         let panicked = catch_unwind(AssertUnwindSafe(|| run(&mut state))).is_err();
         if !fate.end() {
             return; // another thread has its place
@@ -396,7 +396,7 @@ mod tests {
         }
         let hung = || *pool.crew.hung.lock().unwrap();
         assert_eq!(hung(), 5);
-        // What ends after all is no longer counted, and its thread takes nothing more.
+        // Work that ends after all is no longer counted, and its thread takes no more.
         let (done, ended) = sync_channel::<()>(0);
         let (release, hold) = sync_channel::<()>(1);
         let late = move |_: &mut ()| {

@@ -60,7 +60,7 @@ pub struct InferConfig {
     pub preload: Vec<String>,
 }
 
-/// A batch in each instance, one formed ahead for each, one forming.
+/// One batch in each instance, one formed ahead for each, one forming.
 pub(super) fn images_in_flight(max_batch: usize, instances: usize) -> usize {
     max_batch * (2 * instances + 1)
 }
@@ -87,10 +87,10 @@ impl Default for InferConfig {
 }
 
 impl InferConfig {
-    /// How models are to be opened, for rows that ask for no more than `capacity`.
+    /// How to open models for rows that need no more than `capacity`.
     ///
     /// # Errors
-    /// When there is no such device.
+    /// If there is no such device.
     pub fn model_options(&self, capacity: Capacity) -> Result<ModelOptions, InferError> {
         Ok(ModelOptions {
             devices: Devices::parse(&self.device)?,
@@ -106,7 +106,7 @@ impl InferConfig {
         })
     }
 
-    /// Sessions that run side by side on all devices, with the default applied.
+    /// Sessions running in parallel on all devices, with the default applied.
     pub fn instances(&self) -> usize {
         self.of_each_device() * self.devices().len()
     }
@@ -124,13 +124,13 @@ impl InferConfig {
         self.max_wait.unwrap_or(MAX_WAIT)
     }
 
-    /// Bytes that one session may take of its device's memory.
+    /// Memory limit of one session on its device, in bytes.
     fn memory_of_one(&self) -> Option<usize> {
         let budget = self.memory_budget?.get().saturating_mul(MIB);
         Some(budget / self.of_each_device())
     }
 
-    /// What is no device, and refused by [`WorkerConfig::problems`], counts as the processor.
+    /// An invalid device, which [`WorkerConfig::problems`] refuses, counts as the CPU.
     pub(crate) fn devices(&self) -> Devices {
         Devices::parse(&self.device).unwrap_or_else(|_| Device::Cpu.into())
     }
@@ -144,7 +144,7 @@ impl InferConfig {
         images_in_flight(max_batch, self.instances())
     }
 
-    /// Images in a full batch at most: as many as are configured, or as the device is tried with.
+    /// Most images in a batch: as configured, or the largest size tried on the device.
     pub(crate) fn largest_batch(&self) -> usize {
         let largest = || self.devices().first().largest_batch();
         self.max_batch.map_or_else(largest, Into::into)

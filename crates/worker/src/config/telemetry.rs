@@ -1,4 +1,4 @@
-//! What the outside learns of a process.
+//! Logs, traces, metrics and health.
 
 use std::net::SocketAddr;
 
@@ -25,10 +25,10 @@ pub struct TelemetryConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OtlpProtocol {
-    /// gRPC; of `https` addresses too.
+    /// gRPC; also for `https` addresses.
     #[default]
     Grpc,
-    /// Protobuf over HTTP, not encrypted.
+    /// Protobuf over HTTP, unencrypted.
     Http,
 }
 
@@ -39,7 +39,7 @@ pub enum LogFormat {
     /// For people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 

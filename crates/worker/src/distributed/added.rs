@@ -1,9 +1,9 @@
-//! Jobs that add rows to those that are at their output, for images that have none there
-//! (`skip_existing`).
+//! Jobs that add rows to existing ones, for images that have none (`skip_existing`).
 //!
-//! Such a job has a run of its own among those of the job that was there first, its base, like a retry of
-//! failed rows: its rows count once it is complete, beside those of its base, and in the place of those of
-//! images that have changed since. What counts when it begins does not change until it ends.
+//! Such a job has its own run among those of its base, the job that was there first, like a retry
+//! of failed rows: its rows count once it is complete, in addition to those of its base, and in
+//! place of those of changed images. The rows that count when it begins do not change until it
+//! ends.
 
 use trommel_sink::Existing;
 use trommel_types::{JobBase, JobSpec};
@@ -13,7 +13,7 @@ use crate::distributed::ingest_jobs::Context;
 use crate::distributed::record::Job;
 use crate::distributed::request::{output_of, record};
 
-/// What a job that was begun as `spec` says stands beside; `None` if there are no rows yet.
+/// The base of a job that was begun as `spec`; `None` if there are no rows yet.
 pub(crate) async fn base(ctx: &Context, spec: &JobSpec) -> Result<Option<JobBase>, WorkerError> {
     let mut base: Option<Option<JobBase>> = None;
     for model in &spec.models {
@@ -48,7 +48,7 @@ pub(crate) async fn base(ctx: &Context, spec: &JobSpec) -> Result<Option<JobBase
     Ok(Some(JobBase { number, ..found }))
 }
 
-/// Refuses a base whose rows may yet change.
+/// Refuses a base whose rows may still change.
 async fn still(ctx: &Context, job: &str) -> Result<(), WorkerError> {
     let mut id = Some(job.to_owned());
     while let Some(job) = match id.take() {
@@ -67,9 +67,8 @@ async fn still(ctx: &Context, job: &str) -> Result<(), WorkerError> {
     Ok(())
 }
 
-/// The number of the run of a job that leaves its rows among those of another, of which `last` was the
-/// last that has left any: above all that were ever given at the output, and the same when it is asked for
-/// again.
+/// The number of a run that adds rows to a job, where `last` is the last one with rows there: above
+/// all numbers ever given at the output, and the same if it is requested again.
 pub(crate) async fn next_number(
     ctx: &Context,
     spec: &JobSpec,
@@ -95,7 +94,7 @@ pub(crate) async fn next_number(
     }
 }
 
-/// The number of the last run that has left rows among those of a job at its output.
+/// The number of the last run with rows among those of a job at its output.
 pub(crate) async fn last_number(ctx: &Context, job: &Job) -> Result<u32, WorkerError> {
     let mut last = 0;
     for model in job.models() {
@@ -110,7 +109,8 @@ pub(crate) async fn last_number(ctx: &Context, job: &Job) -> Result<u32, WorkerE
     Ok(last)
 }
 
-/// The images that have rows which count beside those of a job: of several models, rows of all of them.
+/// The images that have valid rows next to those of a job; with several models, rows of all of
+/// them.
 pub(crate) async fn existing(ctx: &Context, job: &Job) -> Result<Existing, WorkerError> {
     let known = ctx.store.progress(job.id()).await?.rows;
     let mut all: Option<Existing> = None;
@@ -127,7 +127,7 @@ pub(crate) async fn existing(ctx: &Context, job: &Job) -> Result<Existing, Worke
     Ok(all.unwrap_or_default())
 }
 
-/// What is wrong with an output is not the source's fault.
+/// A problem with an output is not the source's fault.
 fn refused(error: trommel_storage::StorageError) -> WorkerError {
     match crate::fault::is_transient(&error) {
         true => error.into(),

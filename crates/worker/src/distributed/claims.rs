@@ -1,4 +1,4 @@
-//! Claims of part numbers in the broker, for stores that honour no preconditions.
+//! Claims of part numbers in the broker, for stores that ignore preconditions.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -9,10 +9,10 @@ use crate::distributed::job_store::{JobStore, json};
 use crate::distributed::names::key;
 use crate::distributed::record::Job;
 
-/// What the broker holds of a claim.
+/// A claim as stored in the broker.
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    /// Tells one writer's claim from another's that is the same otherwise.
+    /// Distinguishes otherwise equal claims of different writers.
     writer: u64,
     /// The object that was committed.
     committed: Option<String>,

@@ -1,4 +1,4 @@
-//! The control API from the user's side.
+//! The client side of the control API.
 
 use std::time::{Duration, Instant};
 
@@ -23,14 +23,14 @@ use crate::distributed::why::JobReasons;
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a worker is waited for alone. One that is stopped may have been chosen to answer; the next
-/// request may go elsewhere, and all may be repeated.
+/// Time to wait for one worker. A worker that was stopped may have been chosen to answer; the next
+/// request may reach another one, and all requests can be repeated.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Longest wait for somebody who answers at all.
+/// Longest wait for anyone to answer.
 const RESTART: Duration = Duration::from_secs(2);
 
-/// Asks the workers.
+/// Sends requests to the workers.
 #[derive(Clone)]
 pub struct Client {
     broker: Broker,
@@ -38,7 +38,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Asks by way of this broker.
+    /// Uses this broker.
     pub fn new(broker: Broker, prefix: &str) -> Self {
         Self {
             broker,
@@ -54,7 +54,7 @@ impl Client {
         self.ask("submit", json(request)).await
     }
 
-    /// How a job stands.
+    /// The status of a job.
     ///
     /// # Errors
     /// When there is no such job or no answer.
@@ -63,7 +63,7 @@ impl Client {
         self.ask("status", json(&JobId { id })).await
     }
 
-    /// Why a job does not move.
+    /// Why a job makes no progress.
     ///
     /// # Errors
     /// When there is no such job or no answer.
@@ -80,7 +80,7 @@ impl Client {
         self.ask("list", json(page)).await
     }
 
-    /// What of a job could not be worked on.
+    /// The dead letters of a job.
     ///
     /// # Errors
     /// When there is no answer.
@@ -89,7 +89,7 @@ impl Client {
         self.ask("dead", json(&JobId { id })).await
     }
 
-    /// Ends a job; what is committed stays.
+    /// Ends a job; committed rows stay.
     ///
     /// # Errors
     /// When there is no such job, it has ended already, or there is no answer.
@@ -99,7 +99,7 @@ impl Client {
         Ok(())
     }
 
-    /// Tries failed rows of a job again.
+    /// Retries failed rows of a job.
     ///
     /// # Errors
     /// When it is refused, with the reason, or there is no answer.
@@ -107,7 +107,7 @@ impl Client {
         self.ask("retry", json(request)).await
     }
 
-    /// The workers that are alive, with what they have done.
+    /// The live workers, with their counters.
     ///
     /// # Errors
     /// When there is no answer.
@@ -115,7 +115,7 @@ impl Client {
         self.ask("workers", Bytes::new()).await
     }
 
-    /// The models that jobs may name.
+    /// The models available to jobs.
     ///
     /// # Errors
     /// When there is no answer.
@@ -130,7 +130,7 @@ impl Client {
     ) -> Result<T, WorkerError> {
         let subject = format!("{}.api.{endpoint}", self.prefix);
         let (patience, attempt) = match endpoint {
-            // A worker may have to look at a model for the first time, which reads all of it.
+            // A worker may have to read a new model completely first.
             "submit" | "models" => (3 * PATIENCE, 3 * ATTEMPT),
             "cancel" | "retry" => (PATIENCE, ATTEMPT),
             _ => (PATIENCE, ATTEMPT / 4),
@@ -152,7 +152,7 @@ impl Client {
             match answer {
                 Ok(answer) => break answer,
                 Err(error) => match error.kind() {
-                    // A worker may be about to restart.
+                    // A worker may be restarting.
                     RequestErrorKind::NoResponders if asked.elapsed() < RESTART => {
                         attempts.reset_after(RESTART / 10);
                     }

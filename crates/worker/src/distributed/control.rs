@@ -1,4 +1,4 @@
-//! The control API: a NATS service that takes and answers JSON.
+//! The control API: a NATS service with JSON requests and answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::fault::Scope;
 const ENDPOINTS: [&str; 9] = [
     "submit", "status", "why", "list", "cancel", "retry", "dead", "models", "workers",
 ];
-/// Jobs on a page at most; it ends earlier where no message would hold it.
+/// Most jobs on a page; a page that would not fit into a message ends earlier.
 const PAGE: usize = 1000;
-/// Progress of jobs that is read side by side.
+/// Jobs whose progress is read concurrently.
 const READS: usize = 64;
 
-/// What the API works with.
+/// The context of the API.
 pub(crate) struct Context {
     pub(crate) broker: Broker,
     pub(crate) prefix: String,
@@ -46,7 +46,7 @@ pub(crate) struct Context {
 pub struct SubmitReply {
     /// The job's id.
     pub id: String,
-    /// Whether the same job was submitted before; nothing has changed then.
+    /// Whether the same job was submitted before; then nothing changed.
     pub submitted_before: bool,
 }
 
@@ -61,13 +61,13 @@ pub struct JobId {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListRequest {
-    /// Jobs on the page at most; 100 unless given, and never more.
+    /// Jobs on the page; default and maximum as in the API's documentation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// The last job of the page before.
+    /// The last job of the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Whether jobs that have ended are left out.
+    /// Whether to leave out jobs that have ended.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub running: bool,
 }
@@ -75,12 +75,12 @@ pub struct ListRequest {
 /// A page of jobs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobPage {
-    /// The jobs, without what waits between the stages.
+    /// The jobs, without queue lengths.
     pub jobs: Vec<JobStatus>,
-    /// What to ask for [`after`](ListRequest::after); none on the last page.
+    /// The value for [`after`](ListRequest::after) of the next page; none on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// How many jobs there are records of.
+    /// Total number of recorded jobs.
     pub all: u64,
 }
 
@@ -119,13 +119,14 @@ impl From<WorkerError> for Refused {
     }
 }
 
-/// The service, and the requests to its endpoints by their names.
+/// The service, and the requests to its endpoints by name.
 pub(crate) struct Api {
     service: Service,
     requests: SelectAll<BoxStream<'static, (&'static str, Request)>>,
 }
 
-/// Makes the API known to the broker. Several processes may; each request goes to one of them.
+/// Registers the API with the broker. Several processes may do so; each request goes to one of
+/// them.
 pub(crate) async fn start(ctx: &Context) -> Result<Api, WorkerError> {
     let failed = |error: async_nats::Error| {
         WorkerError::Settings(format!("failed to start the control API: {error}"))
@@ -175,7 +176,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// A text that a header holds: one line, of a kilobyte at most.
+/// A text for a header: one line, at most a kilobyte.
 fn one_line(text: &str) -> String {
     let end = text.floor_char_boundary(1024);
     let words: Vec<_> = text[..end].split_whitespace().collect();
@@ -227,12 +228,12 @@ async fn answer(ctx: &Context, endpoint: &str, body: &[u8]) -> Result<bytes::Byt
     }
 }
 
-/// When a job was submitted; its id breaks ties, so that no job is on two pages or on none.
+/// When a job was submitted; its id breaks ties, so that every job is on exactly one page.
 fn place(job: &Job) -> (i64, String) {
     (job.submitted_at, job.id().to_owned())
 }
 
-/// The newest jobs of those that were added, and how many these were.
+/// The newest of the added jobs, and their number.
 #[derive(Default)]
 struct Newest {
     all: u64,
@@ -320,7 +321,7 @@ async fn submit(ctx: &Context, body: &[u8]) -> Result<SubmitReply, Refused> {
             return Err(Refused::new(409, reason));
         }
     };
-    // Also for a job that was there: its submitter may have died between the two.
+    // Also for an existing job: its submitter may have died between the two steps.
     let published = ctx.jobs.publish(&id, request).await;
     published.map_err(|error| Refused::new(500, error.to_string()))?;
     Ok(SubmitReply {

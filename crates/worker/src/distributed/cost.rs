@@ -1,4 +1,4 @@
-//! What a job costs at its user's prices, while it runs.
+//! The cost of a running job at its user's prices.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use crate::WorkerError;
 use crate::distributed::job_store::JobStore;
 use crate::distributed::presence::{self, Presence};
 
-/// Time between two looks at which workers there are.
+/// Time between two queries for live workers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// What the workers that are alive hold, as in an hour of their work. Each process counts as a machine,
-/// and all of them as this job's: workers do not say which job they worked for.
+/// The resources of the live workers, per hour. Each process counts as a machine, and all are
+/// charged to this job: workers do not report which job they worked for.
 pub fn fleet_usage(workers: &[Presence]) -> Usage {
     let held = |role: Role| {
         let of_role = workers.iter().filter(|worker| worker.has(role));
@@ -52,7 +52,7 @@ pub(crate) struct Meter {
     /// Whether its images come from S3.
     from_s3: bool,
     spent: f64,
-    /// Rows and bytes that are paid for.
+    /// Rows and bytes already charged.
     rows: u64,
     bytes: u64,
     since: Instant,
@@ -60,7 +60,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Goes on from what was spent for `rows` by sinks before.
+    /// Continues from the cost of `rows` by earlier sinks.
     pub(crate) fn new(request: &JobRequest, spent: Option<f64>, rows: u64) -> Self {
         let is_s3 = |source: &String| source.starts_with("s3://");
         Self {
@@ -75,10 +75,10 @@ impl Meter {
         }
     }
 
-    /// What the job has cost up to now; nothing if the user named no prices.
+    /// The cost of the job so far; `None` without prices.
     ///
     /// # Errors
-    /// If the workers cannot be asked for.
+    /// If the workers cannot be queried.
     pub(crate) async fn read(
         &mut self,
         store: &JobStore,
@@ -115,7 +115,7 @@ impl Meter {
         self.bytes = self.bytes.max(bytes);
     }
 
-    /// What the job may cost, once it has cost that.
+    /// The reason to end the job, if it has reached its maximum cost.
     pub(crate) fn passed(&self) -> Option<f64> {
         self.limit.filter(|limit| self.spent >= *limit)
     }
@@ -171,14 +171,14 @@ mod tests {
             },
             ..JobRequest::default()
         };
-        // 500 rows were paid for by the sink before.
+        // 500 rows were charged by the previous sink.
         let mut meter = Meter::new(&request, Some(1.0), 500);
         let half_an_hour = meter.since + Duration::from_secs(1800);
         meter.add(fleet, half_an_hour, 600, 0);
         let expected = 1.0 + 0.5 * (3.60 + 12.0 * 0.30) + 0.1;
         assert!((meter.spent - expected).abs() < 1e-9, "{}", meter.spent);
         assert_eq!(meter.passed(), Some(4.0));
-        // What is counted again, such as after a restart, costs nothing.
+        // Counting again, as after a restart, costs nothing.
         meter.add(fleet, half_an_hour, 550, 0);
         assert!((meter.spent - expected).abs() < 1e-9, "{}", meter.spent);
     }

@@ -1,4 +1,4 @@
-//! What could not be worked on, for people.
+//! Dead letters, for people.
 
 use serde::{Deserialize, Serialize};
 use trommel_queue::{Broker, Stream};
@@ -6,29 +6,29 @@ use trommel_queue::{Broker, Stream};
 use crate::WorkerError;
 use crate::distributed::names::Subjects;
 
-/// The header that says why.
+/// The header with the reason.
 const REASON: &str = "Trommel-Reason";
-/// Letters in one answer.
+/// Letters per answer.
 const LETTERS: usize = 200;
 
-/// A message that could not be worked on.
+/// A message that could not be processed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetter {
-    /// The stage that put it aside.
+    /// The stage that set it aside.
     pub stage: String,
     /// When, in microseconds since the Unix epoch, UTC.
     pub at: i64,
-    /// The image's place in the listing, where it is one.
+    /// The image's place in the listing, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u64>,
-    /// Where the image is, where it is one.
+    /// The image's uri, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// The dead letters of a job, the oldest first, as many as one answer holds.
+/// The dead letters of a job, oldest first, as many as fit into an answer.
 pub(crate) async fn letters(
     broker: &Broker,
     subjects: &Subjects,
@@ -59,7 +59,7 @@ pub(crate) async fn letters(
     Ok(letters)
 }
 
-/// What a task, a tensor and a row have in common: the image.
+/// The common part of tasks, tensors and rows: the image.
 fn image_of(payload: &[u8]) -> Option<Image> {
     #[derive(Deserialize)]
     struct Outer {

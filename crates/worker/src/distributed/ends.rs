@@ -1,4 +1,4 @@
-//! The end of a job: its record, the event, and what is left of it in the broker.
+//! The end of a job: its record, the event, and cleaning up in the broker.
 
 use async_nats::HeaderMap;
 use trommel_queue::{Broker, Stream};
@@ -20,8 +20,8 @@ pub(crate) async fn fail(
     Ok(())
 }
 
-/// Ends a job, unless it has ended already; gives its record if this call has ended it. The event is sent
-/// once, by whoever ended the job. What waits for it is removed by the sinks.
+/// Ends a job, unless it has ended already; returns its record if this call ended it. Whoever ends
+/// the job sends the event, once. The sinks remove its waiting messages.
 pub(crate) async fn end(
     store: &JobStore,
     broker: &Broker,
@@ -48,7 +48,7 @@ pub(crate) async fn end(
     Ok(ended)
 }
 
-/// Reports to whoever listens: core NATS, nothing is kept.
+/// Publishes over core NATS; nothing is stored.
 pub(crate) async fn event(
     broker: &Broker,
     subjects: &Subjects,
@@ -63,8 +63,8 @@ pub(crate) async fn event(
     }
 }
 
-/// Removes what is queued for a job that has ended: its rows are no longer needed. Rows that are on their way to
-/// a sink that still holds the job come to nothing; what it had is committed.
+/// Removes the queued messages of a job that has ended: its rows are no longer needed. A sink that
+/// still holds the job commits the rows that it has; others are dropped.
 pub(crate) async fn sweep(
     broker: &Broker,
     subjects: &Subjects,
@@ -81,7 +81,7 @@ pub(crate) async fn sweep(
     Ok(())
 }
 
-/// Removes what only a running job needs: claims of parts, and counts of attempts.
+/// Removes state that only a running job needs: claims of parts, and counts of attempts.
 pub(crate) async fn clear(store: &JobStore, job: &Job) -> Result<(), WorkerError> {
     let id = job.id();
     store.kv().remove(&key::all_tried(id)).await?;

@@ -1,4 +1,4 @@
-//! Images that come as events: notifications of S3-compatible stores, published to NATS
+//! Images from events: notifications of S3-compatible stores, published to NATS
 //! (<https://docs.aws.amazon.com/AmazonS3/latest/userguide/notification-content-structure.html>).
 
 use std::collections::VecDeque;
@@ -13,12 +13,12 @@ use trommel_source::{Found, SourceOptions};
 use trommel_storage::StorageError;
 use trommel_types::{Column, ColumnKind, Content, Scalar};
 
-/// What a source that is a subject of events begins with.
+/// Prefix of a source that is a subject of events.
 const SCHEME: &str = "nats://";
 /// Time to wait for the next event, and after an error.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The subject of events that a job's sources name, if they do.
+/// The subject of events in a job's sources, if there is one.
 pub(crate) fn subject_of(sources: &[String]) -> Option<&str> {
     match sources {
         [source] => source.strip_prefix(SCHEME),
@@ -26,7 +26,7 @@ pub(crate) fn subject_of(sources: &[String]) -> Option<&str> {
     }
 }
 
-/// The columns of rows that events lead to.
+/// The columns that events add to rows.
 pub(crate) fn columns() -> Vec<Column> {
     ["event_name", "event_time", "event_id"]
         .map(|name| Column {
@@ -36,7 +36,7 @@ pub(crate) fn columns() -> Vec<Column> {
         .into()
 }
 
-/// What the place in the feed is noted as, once an image of it is published: its event's id.
+/// The position in the feed after an image is published: its event's id.
 pub(crate) fn mark(found: &Found) -> String {
     match found.columns.last() {
         Some(Scalar::String(id)) => id.clone(),
@@ -44,7 +44,7 @@ pub(crate) fn mark(found: &Found) -> String {
     }
 }
 
-/// A notification, as AWS and the stores that follow it write it.
+/// A notification in the format of AWS, which other stores follow.
 #[derive(Deserialize)]
 struct Notification {
     #[serde(rename = "Records", default)]
@@ -73,14 +73,14 @@ struct Bucket {
 
 #[derive(Deserialize)]
 struct Object {
-    /// Percent-encoded, as in a query.
+    /// Percent-encoded, as in a query string.
     key: String,
     size: Option<u64>,
     #[serde(rename = "eTag")]
     etag: Option<String>,
 }
 
-/// The images of a feed behind the mark of the last one that was published. Never ends.
+/// The images of a feed after the position of the last published one. Never ends.
 pub(crate) fn images(
     feed: Feed,
     last: Option<&str>,
@@ -90,7 +90,7 @@ pub(crate) fn images(
         let (sequence, record) = mark.split_once('.')?;
         Some((sequence.parse::<u64>().ok()?, record.parse::<usize>().ok()?))
     });
-    // The last message may hold records that were not published.
+    // The last message may contain records that were not published.
     let after = last.map_or(0, |(sequence, _)| sequence.saturating_sub(1));
     let state = State {
         feed: feed.read_after(after),
@@ -131,12 +131,12 @@ impl State {
     }
 }
 
-/// Whether a subject is that of a live source, `….live.SOURCE`, whose messages are frames.
+/// Whether a subject belongs to a live source, `….live.SOURCE`, whose messages are frames.
 fn is_live(subject: &str) -> bool {
     subject.rsplit('.').nth(1) == Some("live")
 }
 
-/// The images in an event: objects that were created, of the suffixes and sizes asked for.
+/// The images in an event: created objects with the requested suffixes and sizes.
 fn images_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>) -> Vec<Found> {
     if is_live(&held.subject) {
         return frame_of(held, options, passed).into_iter().collect();
@@ -177,10 +177,10 @@ fn images_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>)
     images.collect()
 }
 
-/// The event that a message stands for that is an image itself.
+/// The event for a message that is itself an image.
 const FRAME: &str = "Frame";
 
-/// The image that a message is, such as a frame of a live source.
+/// An image that is itself the message, such as a frame of a live source.
 fn frame_of(held: &Held, options: &SourceOptions, passed: Option<(u64, usize)>) -> Option<Found> {
     let size = held.payload.len() as u64;
     let is_new = passed.is_none_or(|passed| (held.sequence, 0) > passed);
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(mark(&found), "7.2");
     }
 
-    /// What is no image at all gets a failed row, like any other.
+    /// A message that is not an image gets a failed row, like any other file.
     #[test]
     fn a_message_of_a_live_source_is_an_image() {
         let mut frame = event("", &[]);

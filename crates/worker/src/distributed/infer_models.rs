@@ -1,4 +1,4 @@
-//! The infer role over the broker: one loop for each model that running jobs ask for.
+//! The infer role over the broker: one loop per model that running jobs use.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,12 +28,12 @@ use crate::{InferConfig, Readiness, WorkerConfig, WorkerError, metrics};
 
 /// Longest time between two looks at the jobs.
 const TICK: Duration = Duration::from_secs(1);
-/// Time before a model that could not be served is tried again.
+/// Time before a model that failed to load is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// Longer than any process lives.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// A model, for rows that ask for no more than this.
+/// A model, for rows that need no more than these options.
 type Key = (ModelId, Capacity);
 
 /// Engines by name and version, started when first asked for.
@@ -44,7 +44,7 @@ pub(crate) struct ModelEngines {
     live: LiveOptions,
     readiness: Readiness,
     engines: Mutex<HashMap<Key, Arc<OnceCell<Arc<Engine>>>>>,
-    /// Models that stay loaded whatever jobs need.
+    /// Models that stay loaded regardless of jobs.
     kept: Mutex<Vec<ModelId>>,
 }
 
@@ -67,7 +67,7 @@ impl ModelEngines {
         }
     }
 
-    /// The engine of a model that stays loaded from now on, for those who ask for rows as `wanted`.
+    /// The engine of a model that stays loaded from now on, for rows as `wanted`.
     ///
     /// # Errors
     /// As [`Engines::engine`].
@@ -80,7 +80,7 @@ impl ModelEngines {
         self.engine(model, wanted).await
     }
 
-    /// What all engines have done.
+    /// The statistics of all engines.
     pub(crate) fn work(&self) -> StageWork {
         let engines = self.lock();
         let stats = engines
@@ -99,10 +99,10 @@ impl ModelEngines {
         work
     }
 
-    /// Loads the models that the configuration names.
+    /// Loads the models named in the configuration.
     ///
     /// # Errors
-    /// When one is not there or cannot be run.
+    /// If one does not exist or cannot run.
     pub(crate) async fn preload(&self) -> Result<(), WorkerError> {
         for name in &self.config.preload {
             let (repository, name) = (Arc::clone(&self.repository), name.clone());
@@ -115,7 +115,7 @@ impl ModelEngines {
         Ok(())
     }
 
-    /// Drops engines that no running job needs, until no more than `max_models` are left.
+    /// Drops engines that no running job needs, until at most `max_models` are left.
     pub(crate) fn trim(&self, needed: &[ModelId]) {
         let mut engines = self.lock();
         let max = self.config.max_models.get();
@@ -154,7 +154,7 @@ impl Drop for ModelEngines {
     }
 }
 
-/// Logs what an engine has done in its time.
+/// Logs an engine's statistics.
 fn tell_work(model: &ModelId, engine: Option<&Arc<OnceCell<Arc<Engine>>>>) {
     let Some(stats) = engine.and_then(|engine| Some(engine.get()?.stats())) else {
         return; // it was never started
@@ -221,7 +221,7 @@ impl Engines for ModelEngines {
     }
 }
 
-/// What the infer role works with.
+/// The context of the infer role.
 pub(crate) struct Context {
     pub(crate) broker: Broker,
     pub(crate) subjects: Subjects,
@@ -232,9 +232,9 @@ pub(crate) struct Context {
     pub(crate) settler: Settler,
 }
 
-/// Classifies tensors of all models that running jobs name, until `shutdown` fires.
+/// Classifies tensors of all models that running jobs use, until `shutdown` fires.
 ///
-/// A model that cannot be run ends the jobs that name it, and nothing else.
+/// A model that cannot run ends the jobs that use it, and nothing else.
 ///
 /// # Errors
 /// When a device is lost, or a queue fails for good.
@@ -261,7 +261,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
         tokio::select! {
             () = shutdown.cancelled() => break Ok(()),
             Some(joined) = loops.join_next(), if !loops.is_empty() => match joined {
-                // It is looked at again, should another job name it.
+                // It is tried again if another job uses it.
                 Ok((model, Ok(()))) => drop(served.insert(model, Instant::now() + AGAIN_AFTER)),
                 Ok((_, Err(error))) => break Err(error),
                 Err(_) => break Err(WorkerError::Panicked { what: "the infer role" }),
@@ -279,7 +279,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
     ended
 }
 
-/// Serves a model, or ends the jobs that name it if it cannot be run.
+/// Serves a model, or ends the jobs that use it if it cannot run.
 async fn serve_or_fail(
     ctx: &Context,
     model: &JobModel,
@@ -296,7 +296,7 @@ async fn serve_or_fail(
         Scope::Worker => return Err(error),
         Scope::Job(_) | Scope::Image(_) => {}
     }
-    // In a fleet that is being rolled out, another worker may have what this one lacks.
+    // During a rollout, another worker may have what this one lacks.
     let is_absent = matches!(
         error,
         WorkerError::OtherVersion { .. } | WorkerError::UnknownModel { .. }
@@ -315,8 +315,8 @@ async fn serve_or_fail(
     Ok(())
 }
 
-/// Classifies the tensors of a model. It is loaded first, so that no more is pulled than its batches
-/// take.
+/// Classifies the tensors of a model. The model is loaded first, so that no more is pulled than its
+/// batches need.
 async fn serve(
     ctx: &Context,
     model: &JobModel,
@@ -353,7 +353,7 @@ impl Context {
         models
     }
 
-    /// Whether another infer worker that is alive has this version of a model.
+    /// Whether another live infer worker has this version of a model.
     async fn is_elsewhere(&self, model: &JobModel) -> Result<bool, WorkerError> {
         let workers = presence::alive(&self.store).await?;
         let mut others = workers.iter().filter(|worker| worker.has(Role::Infer));

@@ -1,4 +1,4 @@
-//! The ingest role over the broker: takes jobs, begins them, lists each, keeps its place.
+//! The ingest role over the broker: takes jobs, begins them, lists their images, records progress.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ use crate::settle::Settler;
 use crate::{Allowed, Refusal};
 use crate::{Progress, WorkerConfig, WorkerError, metrics};
 
-/// Longest time between two notes of the place in the broker.
+/// Longest time between two checkpoints.
 const NOTE_EVERY: Duration = Duration::from_millis(500);
-/// Time before a listing that failed for the moment is taken up again.
+/// Time before a listing with a temporary failure is resumed.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// Times that a listing may be begun without getting further: beyond it the job is considered what ends
-/// its workers.
+/// How often a listing may begin without progress: beyond it, the job is considered the cause of
+/// crashes.
 const STARTS: u32 = 10;
 
-/// What the ingest role works with.
+/// The context of the ingest role.
 pub(crate) struct Context {
     pub(crate) intake: Intake<JobRequest>,
     pub(crate) tasks: Arc<dyn Queue<ImageRef>>,
@@ -59,10 +59,10 @@ pub(crate) struct Context {
     pub(crate) broker: Broker,
 }
 
-/// Lists jobs until `shutdown` fires, then notes the place of each and gives it back.
+/// Lists jobs until `shutdown` fires, then records the position of each and returns it.
 ///
-/// A job stays in flight until its whole listing is stored, so that a killed ingest's job goes to
-/// another one, which goes on from the last place noted.
+/// A job stays in flight until its whole listing is stored, so that the job of a killed process
+/// goes to another one, which continues from the last checkpoint.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (in_flight, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
     let stopped = loop {
@@ -92,7 +92,7 @@ async fn work_on(
     let kept_alive = delivery.keep_alive();
     let asked = Arc::clone(delivery.message());
     let request = named(&asked);
-    // On a task of its own: a panic is the job's fault and not this loop's.
+    // A separate task, because a panic is the job's fault and not this loop's.
     let listing = {
         let (ctx, request) = (Arc::clone(ctx), Arc::clone(&request));
         tokio::spawn(async move { list_one(&ctx, &asked, &request, shutdown).await })
@@ -133,8 +133,8 @@ async fn work_on(
     Ok(())
 }
 
-/// The request under an id that records may have: one with another id is kept too, as a job that fails,
-/// so that its sender finds it.
+/// The request under an id that records support: a request with an invalid id is recorded too, as a
+/// failed job, so that its sender can find it.
 fn named(request: &Arc<JobRequest>) -> Arc<JobRequest> {
     match kept_id(request) {
         Cow::Borrowed(_) => Arc::clone(request),
@@ -162,13 +162,13 @@ async fn put_off(ctx: &Context, request: &JobRequest, reason: String) -> Disposi
     Disposition::Retry { after: AGAIN_AFTER }
 }
 
-/// What became of a listing.
+/// How a listing ended.
 enum Listed {
-    /// Nothing is left to list.
+    /// Everything is listed.
     Ended,
-    /// This process stops.
+    /// This process is stopping.
     Stopped,
-    /// Another ingest worker lists it, or did until a moment ago.
+    /// Another ingest worker lists it, or did until recently.
     Elsewhere,
 }
 
@@ -211,7 +211,7 @@ async fn list_one(
         return Err(WorkerError::Attempts { starts: STARTS });
     }
     let ended = list_held(ctx, request, &lease, shutdown).await;
-    // One that ends this process says nothing about the job: the next start counts.
+    // A crash of this process says nothing about the job: the next start counts.
     if !matches!(&ended, Err(WorkerError::LeaseLost)) {
         lease.change(|progress| progress.listing.starts = 0).await?;
         lease.release().await?;
@@ -219,7 +219,7 @@ async fn list_one(
     ended
 }
 
-/// Opens the job's source, begins the job if no one has, and lists it.
+/// Opens the job's source, begins the job if it has not begun, and lists it.
 async fn list_held(
     ctx: &Arc<Context>,
     request: &Arc<JobRequest>,
@@ -246,13 +246,13 @@ async fn list_held(
     list(ctx, &job, &request, images, lease, shutdown).await
 }
 
-/// Requests without sources are refused when they come; one of an older release may be stored.
+/// Requests without sources are refused on arrival; one from an older release may be stored.
 fn no_sources() -> WorkerError {
     WorkerError::Request("the job names no sources; submit it again with some".to_owned())
 }
 
-/// Opens everything that the job names, so that what is wrong with it is reported at once; a feed is opened
-/// by the caller.
+/// Opens everything that the job names, so that problems are reported at once; the caller opens
+/// feeds.
 fn open(
     ctx: &Context,
     request: &JobRequest,
@@ -278,7 +278,7 @@ fn open(
         output_of(request, name, &ctx.config)?;
     }
     let images = match request.sources.as_slice() {
-        // Opened by its caller, who may ask the broker.
+        // Opened by the caller, who has the broker.
         _ if feed::subject_of(&request.sources).is_some() => None,
         [] => None,
         sources => {
@@ -292,7 +292,7 @@ fn open(
     Ok((images, models))
 }
 
-/// Marks the job as running, with the spec that it has from here on; `None` if it has ended already.
+/// Marks the job as running, with its final spec; `None` if it has ended already.
 async fn begin(
     ctx: &Context,
     request: &JobRequest,
@@ -326,9 +326,9 @@ async fn begin(
     ctx.store.begin(&spec).await
 }
 
-/// Gives the output to this job: one job at a time writes to it. A job that has ended keeps it until its
-/// last sink has let go, so that no late part meets the rows of this one. `refusal` says why the output
-/// is not to be taken from a job, if it is not.
+/// Gives the output to this job: one job at a time writes to it. A job that has ended keeps it
+/// until its last sink releases it, so that no late part meets this job's rows. `refusal` is the
+/// reason why the output may not be taken from a job, if any.
 pub(crate) async fn take_output(
     ctx: &Context,
     request: &JobRequest,
@@ -364,7 +364,7 @@ pub(crate) async fn take_output(
                     "job {id} writes to {output}; wait for its end, cancel it, or choose another output"
                 )));
             }
-            // Whoever held a part of it before finds a higher fence, and changes nothing any more.
+            // Former holders find a higher fence, and can change nothing any more.
             if !ctx.leases.close(id).await? {
                 return Err(WorkerError::OutputBusy {
                     output: output.to_owned(),
@@ -400,7 +400,7 @@ impl Checkpoint for Noted {
         if room > 0 {
             return Ok(room);
         }
-        // One that waits for others to work is not what ends its workers.
+        // A listing that waits for others is not the cause of crashes.
         if !self.has_waited.swap(true, Ordering::Relaxed) {
             let waits = self.lease.change(|progress| progress.listing.starts = 0);
             waits.await?;
@@ -409,7 +409,7 @@ impl Checkpoint for Noted {
     }
 }
 
-/// Lists a job from its last place on, and notes the place as it goes.
+/// Lists a job from its last position on, and records progress.
 async fn list(
     ctx: &Arc<Context>,
     job: &Job,
@@ -507,10 +507,11 @@ fn start_of(job: &Job, known: &Listing, images: &Images) -> ingest::Start {
     }
 }
 
-/// Notes the place of a listing until it ends, and stops it when the job is over. Returns how it ended.
+/// Records the position of a listing until it ends, and stops it when the job is over. Returns how
+/// it ended.
 ///
 /// # Errors
-/// When the place cannot be noted.
+/// If the position cannot be recorded.
 async fn note_places(
     ctx: &Context,
     job: &Job,
@@ -523,7 +524,7 @@ async fn note_places(
     loop {
         let joined = tokio::time::timeout(NOTE_EVERY, &mut running).await;
         let (passed, mark) = listing.place.get();
-        // Not all that was looked at is one of the job's.
+        // Some of the listed images are not part of the job.
         let listed = match is_retry || job.adds() {
             false => passed,
             true => listing.progress.listed(),
@@ -541,7 +542,7 @@ async fn note_places(
         });
         match noted.await {
             Ok(_) => {}
-            // What is published twice is dropped by its id, and by the sink.
+            // Duplicates are dropped by their id, and by the sink.
             Err(WorkerError::Queue(error)) => {
                 tracing::warn!(job = job.id(), %error, "the listing's place is not noted");
                 if joined.is_ok() {
@@ -559,8 +560,8 @@ async fn note_places(
     }
 }
 
-/// What of a job need not be listed again: nothing the first time, and later the rows of its model. Of a
-/// job of several models all images are, and those that have their rows are dropped by the sinks.
+/// The images of a job that need not be listed again: initially none, later those with rows of its
+/// model. For a job with several models all images are listed, and sinks drop those with rows.
 async fn committed(ctx: &Context, job: &Job, generation: u32) -> Result<SourceCheck, WorkerError> {
     let [model] = job.models() else {
         return Ok(SourceCheck::default());

@@ -17,7 +17,7 @@ use crate::{WorkerConfig, WorkerError};
 
 /// Images that a dry run classifies.
 const DRY_RUN_IMAGES: u64 = 512;
-/// Longest time that a dry run counts images for.
+/// Time limit for counting the images of a dry run.
 const COUNT_FOR: Duration = Duration::from_secs(30);
 
 /// Where the images of a job come from.
@@ -27,7 +27,7 @@ pub(crate) enum Images {
 }
 
 impl Images {
-    /// In words, for rows and people.
+    /// A description, for rows and people.
     pub(crate) fn describe(&self, request: &JobRequest) -> String {
         match self {
             Self::Source(source) => source.describe(),
@@ -43,7 +43,7 @@ impl Images {
     }
 }
 
-/// Counts the images of a source, as far as it can be done in reasonable time.
+/// Counts the images of a source, within a time limit.
 pub(crate) async fn count(source: &dyn Source) -> Result<Counted, WorkerError> {
     let (deadline, mut listing) = (Instant::now() + COUNT_FOR, source.list());
     let mut images = 0;
@@ -61,7 +61,7 @@ pub(crate) async fn count(source: &dyn Source) -> Result<Counted, WorkerError> {
     }
 }
 
-/// The images of a job. Of a feed those behind its mark.
+/// The images of a job. For a feed, those after its position.
 pub(crate) fn listed(
     request: &JobRequest,
     images: &Images,

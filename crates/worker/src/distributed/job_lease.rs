@@ -30,12 +30,12 @@ impl Part {
     }
 }
 
-/// A part of a checkpoint that this worker holds. Kept alive in the background until it is dropped,
-/// whatever its holder does meanwhile.
+/// A part of a checkpoint held by this worker. It is kept alive in the background until it is
+/// dropped, independent of the holder's work.
 ///
-/// Every change carries the fencing number that came with the lease: a worker that was stopped for
-/// longer than the lease finds a higher one and changes nothing. A lease spares work; that no row is
-/// committed twice is the commit protocol's doing.
+/// Every change carries the fencing number of the lease: a worker that was suspended for longer
+/// than the lease finds a higher one and changes nothing. A lease saves work; the commit protocol
+/// prevents duplicate rows.
 #[derive(Clone)]
 pub(crate) struct JobLease {
     claim: Arc<Claim>,
@@ -54,8 +54,7 @@ struct Claim {
 }
 
 impl JobLease {
-    /// Whether this process may still go on. Goes by a clock that does not stop while the process is
-    /// stopped.
+    /// Whether this process may continue, by a clock that runs while the process is suspended.
     pub(crate) fn is_held(&self) -> bool {
         !self.claim.lost.is_cancelled() && Instant::now() < self.claim.until()
     }
@@ -65,11 +64,11 @@ impl JobLease {
         &self.claim.lost
     }
 
-    /// Changes the checkpoint and gives it as it is now. `change` may be called several times.
+    /// Changes the checkpoint and returns its new state. `change` may be called several times.
     ///
     /// # Errors
-    /// [`WorkerError::LeaseLost`] when another worker has taken over, others when the broker cannot be
-    /// asked.
+    /// [`WorkerError::LeaseLost`] if another worker has taken over, others if the broker cannot be
+    /// reached.
     pub(crate) async fn change(
         &self,
         change: impl Fn(&mut JobProgress),
@@ -77,7 +76,7 @@ impl JobLease {
         self.claim.change(change).await
     }
 
-    /// Gives the lease back, so that another worker need not wait until it runs out.
+    /// Releases the lease, so that another worker need not wait until it expires.
     pub(crate) async fn release(&self) -> Result<(), WorkerError> {
         let part = self.claim.part.clone();
         let released = self
@@ -97,7 +96,7 @@ impl Claim {
 
     async fn change(&self, change: impl Fn(&mut JobProgress)) -> Result<JobProgress, WorkerError> {
         loop {
-            // Counted from before the request: the others count from when they see it.
+            // Counted from before the request: others count from when they see it.
             let asked = Instant::now();
             let (mut progress, revision) = self.store.progress_at(&self.job).await?;
             let held = self.part.holder(&mut progress);
@@ -130,9 +129,9 @@ impl Claim {
     }
 }
 
-/// Takes leases that are free or have run out.
+/// Takes leases that are free or have expired.
 ///
-/// A lease has run out when it has shown no sign of life for `ttl` by this process's own clock, so that
+/// A lease has expired when it was not renewed for `ttl` by this process's own clock, so that
 /// clocks need not agree.
 pub(crate) struct JobLeases {
     store: JobStore,
@@ -210,8 +209,8 @@ impl JobLeases {
         now.duration_since(last.1) >= self.ttl
     }
 
-    /// Takes all fences of a job that has ended, if nobody holds any part of its checkpoint; `false` if
-    /// somebody does.
+    /// Takes all fences of a job that has ended, if nobody holds any part of its checkpoint;
+    /// `false` if somebody does.
     pub(crate) async fn close(&self, job: &str) -> Result<bool, WorkerError> {
         let (mut progress, revision) = self.store.progress_at(job).await?;
         let models: Vec<_> = progress.rows.keys().cloned().collect();
@@ -219,7 +218,7 @@ impl JobLeases {
         let mut all_free = true;
         for part in parts {
             let held = part.holder(&mut progress);
-            // All are looked at each time, so that each one's time is counted.
+            // All are checked each time, so that the time of each is counted.
             all_free &= self.is_free(job, &part, held);
             held.owner.clear();
             held.fence += 1;
@@ -234,7 +233,7 @@ impl JobLeases {
     fn forget(&self, job: &str, part: &Part) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.remove(&(job.to_owned(), part.clone()));
-        // What was seen of jobs that are long over is of no use.
+        // Observations of jobs that ended long ago are useless.
         let ttl = self.ttl;
         seen.retain(|_, (_, at)| at.elapsed() < 100 * ttl);
     }

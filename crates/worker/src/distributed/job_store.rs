@@ -1,4 +1,5 @@
-//! The one place that changes a job's state: one record and one checkpoint a job, by compare-and-set.
+//! The only place that changes a job's state: one record and one checkpoint per job, by
+//! compare-and-set.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use crate::clock::now;
 use crate::distributed::names::key;
 use crate::distributed::record::{Job, JobProgress, JobState, Reason};
 
-/// Records of jobs, as they are in the broker.
+/// Records of jobs in the broker.
 ///
 /// A record that cannot be read is [`WorkerError::Unreadable`], never "no job".
 #[derive(Clone)]
@@ -20,7 +21,7 @@ pub struct JobStore {
     kv: Kv,
 }
 
-/// What became of a submission.
+/// The result of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
     /// The job is new.
@@ -35,10 +36,10 @@ pub enum Submitted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub(crate) struct OutputHolder {
     pub(crate) job: String,
-    /// The highest number of a run among the rows of a job that was ever given here.
+    /// The highest run number ever given among the rows of a job here.
     #[serde(default)]
     pub(crate) last: u32,
-    /// The one that `job` was given.
+    /// The one given to `job`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) number: Option<u32>,
 }
@@ -56,7 +57,7 @@ impl JobStore {
     /// Writes the record of a new job.
     ///
     /// # Errors
-    /// When the broker cannot be asked, or the request is larger than the broker's messages.
+    /// If the broker cannot be reached, or the request is larger than its messages.
     pub async fn create(&self, request: &JobRequest) -> Result<Submitted, WorkerError> {
         let job = Job {
             spec: JobSpec {
@@ -93,17 +94,16 @@ impl JobStore {
     /// The record of a job.
     ///
     /// # Errors
-    /// When the broker cannot be asked, or the record cannot be read.
+    /// If the broker cannot be reached, or the record cannot be read.
     pub async fn job(&self, id: &str) -> Result<Option<Job>, WorkerError> {
         Ok(self.read(&key::job(id)).await?.map(|(job, _)| job))
     }
 
-    /// Hands all jobs to `fold`, one after the other, in no order, and gives what that makes of them. Those
-    /// whose record cannot be read are logged and left out. A pass that is interrupted begins again with an
-    /// empty `T`.
+    /// Passes all jobs to `fold`, in no order, and returns its result. Unreadable records are
+    /// logged and left out. An interrupted pass starts again with an empty `T`.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub(crate) async fn each_job<T: Default>(
         &self,
         mut fold: impl FnMut(&mut T, Job),
@@ -116,11 +116,11 @@ impl JobStore {
         Ok(self.kv.fold(key::JOBS, fold).await?)
     }
 
-    /// Changes a job's record; `change` reports whether it changed anything, and may be called several
-    /// times. Gives the record as it is now, or `None` if there is no such job.
+    /// Changes a job's record; `change` returns whether it changed anything, and may be called
+    /// several times. Returns the current record, or `None` if there is no such job.
     ///
     /// # Errors
-    /// When the broker cannot be asked, or the record cannot be read.
+    /// If the broker cannot be reached, or the record cannot be read.
     pub async fn update(
         &self,
         id: &str,
@@ -137,8 +137,8 @@ impl JobStore {
         }
     }
 
-    /// Marks a queued job as running, with the spec that it has from here on. Gives the record if the
-    /// job is running now, whoever began it.
+    /// Marks a queued job as running, with its final spec. Returns the record if the job is running
+    /// now, whoever began it.
     ///
     /// # Errors
     /// As [`JobStore::update`].
@@ -156,7 +156,7 @@ impl JobStore {
         Ok(job.await?.filter(|job| job.state == JobState::Running))
     }
 
-    /// Ends a job that has not ended yet. Gives its record if this call has ended it.
+    /// Ends a job that has not ended yet. Returns its record if this call ended it.
     ///
     /// # Errors
     /// As [`JobStore::update`].
@@ -183,10 +183,10 @@ impl JobStore {
         }
     }
 
-    /// How far a job is.
+    /// The progress of a job.
     ///
     /// # Errors
-    /// When the broker cannot be asked, or the checkpoint cannot be read.
+    /// If the broker cannot be reached, or the checkpoint cannot be read.
     pub async fn progress(&self, id: &str) -> Result<JobProgress, WorkerError> {
         Ok(self.progress_at(id).await?.0)
     }
@@ -196,7 +196,7 @@ impl JobStore {
         Ok(self.read(&key::progress(id)).await?.unwrap_or_default())
     }
 
-    /// Writes a checkpoint that is still at `revision`; `None` when another was first.
+    /// Writes a checkpoint that is still at `revision`; `None` if another writer was first.
     pub(crate) async fn set_progress(
         &self,
         id: &str,
@@ -206,8 +206,8 @@ impl JobStore {
         self.set(&key::progress(id), progress, revision).await
     }
 
-    /// Counts the rows of a finished retry among those of its job, unless a later one was counted. The
-    /// job has ended, so nobody else changes its checkpoint but another retry.
+    /// Counts the rows of a finished retry among those of its job, unless a later one was counted.
+    /// The job has ended, so only other retries change its checkpoint.
     pub(crate) async fn recount(
         &self,
         retry: &RetryOf,
@@ -219,7 +219,7 @@ impl JobStore {
         };
         let key = key::progress(&retry.job);
         loop {
-            // Without a checkpoint the record of the job has expired.
+            // Without a checkpoint the job's record has expired.
             let Some((mut progress, revision)) = self.read::<JobProgress>(&key).await? else {
                 return Ok(());
             };
@@ -227,7 +227,7 @@ impl JobStore {
             let rows = progress.rows.entry(model.to_owned()).or_default();
             let is_news = match is_alone {
                 true => rows.count_retried(retry.number, whole),
-                // Rows of other jobs are beside its own.
+                // Rows of other jobs are next to its own.
                 false => rows.count_replaced(retry, summary),
             };
             if !is_news || self.set(&key, &progress, revision).await?.is_some() {
@@ -244,7 +244,7 @@ impl JobStore {
         self.read(&key::output(output)).await
     }
 
-    /// Notes who has an output, if its record is still at `revision` (0: there is none).
+    /// Records who has an output, if its record is still at `revision` (0: there is none).
     pub(crate) async fn set_holder(
         &self,
         output: &str,
@@ -255,7 +255,7 @@ impl JobStore {
         Ok(set.is_some())
     }
 
-    /// Removes all that is stored of a job.
+    /// Removes everything stored about a job.
     pub(crate) async fn forget(&self, job: &Job) -> Result<(), WorkerError> {
         let (id, output) = (job.id(), &job.spec.request.output);
         if let Some((holder, _)) = self.output_holder(output).await?
@@ -269,7 +269,7 @@ impl JobStore {
         Ok(())
     }
 
-    /// Counts that work on a message is begun, and gives how often that was.
+    /// Counts that work on a message begins, and returns how often it has.
     pub(crate) async fn try_again(
         &self,
         stage: &str,
@@ -299,7 +299,8 @@ impl JobStore {
         Ok(Some((record, entry.revision)))
     }
 
-    /// Writes a record that is still at `revision`, or absent for 0; `None` when another was first.
+    /// Writes a record that is still at `revision`, or absent for 0; `None` if another writer was
+    /// first.
     pub(crate) async fn set(
         &self,
         key: &str,
@@ -321,7 +322,7 @@ fn unreadable(key: &str, error: impl std::fmt::Display) -> WorkerError {
     }
 }
 
-/// What no message can hold is the fault of what was asked for.
+/// If it does not fit into a message, the request is at fault.
 fn too_large(error: trommel_queue::QueueError, object: &str) -> WorkerError {
     if error.kind() == QueueErrorKind::TooLarge {
         return WorkerError::Request(format!(

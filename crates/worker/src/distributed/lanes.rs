@@ -9,7 +9,7 @@ use futures::future::select_all;
 use trommel_queue::{Delivery, Published, Queue, QueueError, QueueStats};
 use trommel_types::{Lane, Message};
 
-/// A queue for each lane. A pull takes what is in the most urgent lane that has something.
+/// One queue per lane. A pull takes from the most urgent lane that has messages.
 pub(crate) struct Lanes<T> {
     /// In the order of [`Lane::OF_JOBS`].
     queues: [Arc<dyn Queue<T>>; 3],
@@ -18,7 +18,7 @@ pub(crate) struct Lanes<T> {
 }
 
 impl<T: Message> Lanes<T> {
-    /// `queues` in the order of [`Lane::OF_JOBS`]; `lane_of` says where a message goes.
+    /// `queues` in the order of [`Lane::OF_JOBS`]; `lane_of` determines the lane of a message.
     pub(crate) fn new(queues: [Arc<dyn Queue<T>>; 3], lane_of: fn(&T) -> Lane) -> Self {
         Self {
             queues,
@@ -45,7 +45,7 @@ impl<T: Message> Queue<T> for Lanes<T> {
                 return Ok(pulled);
             }
         }
-        // A pull that is dropped takes nothing, so whichever comes second loses nothing.
+        // A pull that is dropped takes nothing, so the loser loses nothing.
         let waiting = self.queues.iter().map(|queue| queue.pull(limit, expiry));
         select_all(waiting).await.0
     }

@@ -13,14 +13,14 @@ use crate::distributed::job_store::JobStore;
 use crate::distributed::names::key;
 use crate::distributed::record::{Job, JobState};
 
-/// Time for which a job that has ended is remembered: repeats of its images may still come.
+/// Time for which an ended job is remembered: repeats of its images may still arrive.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// Jobs that have ended which are remembered at most; the broker is asked about others.
+/// Most ended jobs remembered; for others the broker is queried.
 const MOST_ENDED: usize = 1000;
 
-/// The jobs that have not ended, and the last ones that have. So its size does not grow with the number of
-/// jobs that there ever were.
+/// The jobs that have not ended, and the last ones that have, so that its size does not grow with
+/// the total number of jobs.
 pub(crate) struct LiveJobs {
     store: JobStore,
     known: Arc<RwLock<Known>>,
@@ -31,14 +31,14 @@ pub(crate) struct LiveJobs {
 #[derive(Default)]
 struct Known {
     jobs: HashMap<Arc<str>, Arc<Job>>,
-    /// Those of them that have ended, by the time of their end.
+    /// The ended ones, by the time of their end.
     ended: BTreeSet<(i64, Arc<str>)>,
     /// Keys of records that cannot be read.
     unreadable: HashSet<String>,
 }
 
 impl LiveJobs {
-    /// Watches the records; those that are there already come first.
+    /// Watches the records, existing ones first.
     pub(crate) async fn watch(store: JobStore) -> Result<Self, WorkerError> {
         let known: Arc<RwLock<Known>> = Arc::default();
         store
@@ -66,10 +66,10 @@ impl LiveJobs {
         self.changed.clone()
     }
 
-    /// A job; asked for in the broker if the watch has not brought it, or it had not begun then.
+    /// A job; queried from the broker if the watch has not reported it, or it had not begun then.
     ///
     /// # Errors
-    /// [`WorkerError::Unreadable`] when there is a record that cannot be read: that is not "no job".
+    /// [`WorkerError::Unreadable`] if a record cannot be read: that is not "no job".
     pub(crate) async fn find(&self, id: &str) -> Result<Option<Arc<Job>>, WorkerError> {
         match self.known(id) {
             Some(job) if job.state != JobState::Queued => return Ok(Some(job)),
@@ -83,7 +83,7 @@ impl LiveJobs {
         Ok(Some(job))
     }
 
-    /// A job that the watch has brought.
+    /// A job reported by the watch.
     pub(crate) fn known(&self, id: &str) -> Option<Arc<Job>> {
         self.read().jobs.get(id).cloned()
     }
@@ -93,14 +93,14 @@ impl LiveJobs {
         self.known(id).is_some_and(|job| job.state.is_final())
     }
 
-    /// Jobs that have ended not long ago.
+    /// Recently ended jobs.
     pub(crate) fn ended(&self) -> Vec<Arc<Job>> {
         let known = self.read();
         let ended = known.jobs.values().filter(|job| job.state.is_final());
         ended.cloned().collect()
     }
 
-    /// Jobs whose images are on their way, the oldest first.
+    /// Jobs with images in flight, oldest first.
     pub(crate) fn running(&self) -> Vec<Arc<Job>> {
         let known = self.read();
         let running = known.jobs.values();
@@ -145,7 +145,7 @@ impl Known {
         self.insert_shared(Arc::new(job));
     }
 
-    /// Keeps the newer of two records of a job: a state that is final stays.
+    /// Keeps the newer of two records of a job: a final state stays.
     fn insert_shared(&mut self, job: Arc<Job>) {
         let since = now() - i64::try_from(REMEMBERED.as_micros()).unwrap_or(i64::MAX);
         while let Some((at, id)) = self.ended.first().cloned()
@@ -215,13 +215,13 @@ mod tests {
         for number in 0..20_000 {
             known.insert(job(&format!("job-{number}"), Some(start + number)));
         }
-        // In whatever order they come.
+        // In any order.
         known.insert(job("early", Some(start - 1)));
         assert!(known.jobs.len() <= MOST_ENDED + 2, "{}", known.jobs.len());
         assert_eq!(known.ended.len() + 1, known.jobs.len());
         assert!(known.jobs.contains_key("running") && known.jobs.contains_key("job-19999"));
         assert!(!known.jobs.contains_key("job-0") && !known.jobs.contains_key("early"));
-        // One that has ended does not run again, and one that is removed is forgotten.
+        // An ended job does not run again, and a removed one is forgotten.
         known.insert(job("job-19999", None));
         assert_eq!(known.jobs["job-19999"].state, JobState::Complete);
         known.change(key::job("job-19999"), None);

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use trommel_queue::subject_token;
 use trommel_types::{JobModel, JobRequest, Lane, Role};
 
-/// Subjects of one deployment; several share a broker by different prefixes.
+/// Subjects of one deployment; deployments with different prefixes share a broker.
 #[derive(Debug, Clone)]
 pub(crate) struct Subjects {
     prefix: String,
@@ -22,18 +22,18 @@ impl Subjects {
         format!("{}.jobs.{lane}", self.prefix)
     }
 
-    /// Where the tasks of a job go; `*` for those of all jobs of the lane.
+    /// Subject of a job's tasks; `*` for all jobs of the lane.
     pub(crate) fn tasks(&self, lane: Lane, job: &str) -> String {
         format!("{}.tasks.{lane}.{}", self.prefix, token(job))
     }
 
-    /// Where the tensors of a job go; `*` for those of all jobs of the lane.
+    /// Subject of a job's tensors; `*` for all jobs of the lane.
     pub(crate) fn tensors(&self, model: &str, version: &str, lane: Lane, job: &str) -> String {
         let model = model_token(model, version);
         format!("{}.tensors.{model}.{lane}.{}", self.prefix, token(job))
     }
 
-    /// Where tensors of requests for a model are sent, which no stream stores.
+    /// Subject of tensors of requests for a model, which no stream stores.
     pub(crate) fn infer(&self, model: &str, version: &str) -> String {
         format!("{}.infer.{}", self.prefix, model_token(model, version))
     }
@@ -43,24 +43,24 @@ impl Subjects {
         format!("{}.tensors.*.{lane}.{}", self.prefix, token(job))
     }
 
-    /// Where the rows of a job and model go; `*` for those of all its models.
+    /// Subject of the rows of a job and model; `*` for all its models.
     pub(crate) fn results(&self, job: &str, model: &str) -> String {
         format!("{}.results.{}.{}", self.prefix, token(job), token(model))
     }
 
-    /// Where what a stage could not work on goes; `*` for all stages.
+    /// Subject of dead letters of a stage; `*` for all stages.
     pub(crate) fn dead(&self, stage: &str, job: &str) -> String {
         format!("{}.dead.{stage}.{}", self.prefix, token(job))
     }
 
-    /// What happens to a job: `progress`, `completed`, `failed`, `cancelled`.
+    /// Subject of a job's events: `progress`, `completed`, `failed`, `cancelled`.
     pub(crate) fn event(&self, job: &str, what: &str) -> String {
         format!("{}.events.{}.{what}", self.prefix, token(job))
     }
 }
 
-/// The id under which the broker keeps a request: its own, or a short one made of it where records and
-/// subjects may not have that.
+/// The id under which the broker keeps a request: its own, or a short hash of it if records and
+/// subjects do not support it.
 pub(crate) fn kept_id(request: &JobRequest) -> Cow<'_, str> {
     if request.has_valid_id() {
         return Cow::Borrowed(&request.id);
@@ -97,8 +97,8 @@ pub(crate) fn tensors_consumer(model: &JobModel, lane: Lane) -> String {
     format!("{}-{model}-{lane}", Role::Infer)
 }
 
-/// The durable consumer of what a job's sink takes for one model. `=` stands in no token but as an
-/// escape, so the two names stay apart.
+/// The durable consumer of the results of a job and model. `=` occurs in tokens only as an escape,
+/// so the two names cannot be confused.
 pub(crate) fn results_consumer(job: &str, model: &str) -> String {
     format!(
         "{}-{}==={}",
@@ -108,7 +108,7 @@ pub(crate) fn results_consumer(job: &str, model: &str) -> String {
     )
 }
 
-/// The durable consumer by which a job reads the events it follows.
+/// The durable consumer of the events that a job follows.
 pub(crate) fn feed_consumer(job: &str) -> String {
     format!("trommel-{}", subject_token(job))
 }
@@ -119,7 +119,7 @@ pub(crate) mod key {
 
     /// All job records.
     pub(crate) const JOBS: &str = "job.";
-    /// All workers that are alive.
+    /// All live workers.
     pub(crate) const WORKERS: &str = "worker.";
 
     /// The record of a job.
@@ -127,7 +127,7 @@ pub(crate) mod key {
         format!("job.{}", subject_token(job))
     }
 
-    /// How far a job is: its checkpoint, with the leases.
+    /// A job's progress: its checkpoint, with the leases.
     pub(crate) fn progress(job: &str) -> String {
         format!("progress.{}", subject_token(job))
     }
@@ -142,7 +142,7 @@ pub(crate) mod key {
         format!("claim.{}.{}.", subject_token(job), subject_token(model))
     }
 
-    /// How often work on a message that came repeatedly was begun.
+    /// How often work on a redelivered message has begun.
     pub(crate) fn tried(stage: &str, job: &str, id: &str) -> String {
         format!("tried.{}.{stage}.{}", subject_token(job), subject_token(id))
     }
@@ -152,7 +152,7 @@ pub(crate) mod key {
         format!("tried.{}.", subject_token(job))
     }
 
-    /// A worker that is alive.
+    /// A live worker.
     pub(crate) fn worker(id: &str) -> String {
         format!("worker.{}", subject_token(id))
     }

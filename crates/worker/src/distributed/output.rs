@@ -12,7 +12,7 @@ use crate::distributed::request::{output_of, record_of};
 use crate::distributed::sink_jobs::{OpenJob, OpenedJob};
 use crate::{Allowed, TrialOutcome, TrialSink, WorkerConfig, WorkerError};
 
-/// Opens outputs with what this process is configured with.
+/// Opens outputs with this process's configuration.
 pub(crate) fn opener(config: &WorkerConfig, store: &JobStore) -> OpenJob {
     let (config, store) = (config.clone(), store.clone());
     Arc::new(move |job, model, preconditions| {
@@ -33,7 +33,7 @@ async fn open(
     let allowed = Allowed::new(&config.access)
         .map_err(|problems| WorkerError::Settings(problems.join("; ")))?;
     if !job.spec.request.options.dry_run {
-        // Of all sinks, this one may be allowed less than the worker that began the job.
+        // A sink's access may be more limited than that of the worker that began the job.
         let output = &job.spec.request.output;
         let allowed = allowed.check_output(output);
         allowed.map_err(|refusal| WorkerError::Request(refusal.to_string()))?;

@@ -18,14 +18,14 @@ use crate::distributed::repository::Repository;
 use crate::fault::Scope;
 use crate::job::{JobPlan, Jobs, Planned};
 
-/// Looks jobs up in the broker and their models in the repository; remembers both.
+/// Looks up jobs in the broker and their models in the repository, and caches both.
 pub(crate) struct PlannedJobs {
     live: Arc<LiveJobs>,
     store: JobStore,
     broker: Broker,
     subjects: Subjects,
     repository: Arc<Repository>,
-    /// Largest tensor that a message may hold; none where tensors do not travel.
+    /// Largest tensor that fits into a message; `None` if tensors do not travel.
     max_tensor: Option<usize>,
     planned: Mutex<HashMap<String, JobPlan>>,
     rows: Mutex<HashMap<String, Arc<Wanted>>>,
@@ -60,7 +60,7 @@ impl PlannedJobs {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One value for all rows of a job: engines compare it by its place in memory.
+    /// One shared value for all rows of a job: engines compare it by address.
     fn remember_rows(&self, job: &Job) -> Arc<Wanted> {
         let mut known = self.known_rows();
         known.retain(|id, _| !self.live.is_over(id));
@@ -109,7 +109,7 @@ impl Jobs for PlannedJobs {
             return Ok(Planned::Running(plan.clone()));
         }
         if job.state == JobState::Queued {
-            // Tasks are there, so the record says more by now than what was read.
+            // The job has tasks, so its record is newer than what was read.
             return Err(WorkerError::NotBegun { job: id.to_owned() });
         }
         let plan = self.make(job).await?;

@@ -1,4 +1,4 @@
-//! Workers that are alive, and the models they hold.
+//! Live workers, and the models they hold.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::reports::PutOff;
 use crate::request_times::RequestWork;
 use crate::{TimeCounts, WorkerError};
 
-/// Time between two signs of life.
+/// Time between two heartbeats.
 const BEAT: Duration = Duration::from_secs(2);
-/// A worker that gave none for this long is dead.
+/// A worker without a heartbeat for this long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
 /// A worker as the others see it.
@@ -26,40 +26,40 @@ const DEAD_AFTER: Duration = Duration::from_secs(20);
 pub struct Presence {
     /// Names the process.
     pub id: String,
-    /// What it does.
+    /// Its roles.
     pub roles: Vec<Role>,
-    /// Versions of the models in its repository, by name: the newest first.
+    /// Versions of the models in its repository, by name, newest first.
     pub models: BTreeMap<String, Vec<String>>,
-    /// When it was last alive, in microseconds since the Unix epoch, UTC.
+    /// Its last heartbeat, in microseconds since the Unix epoch, UTC.
     pub seen_at: i64,
-    /// What it has done since its start, by role.
+    /// Its work since its start, by role.
     #[serde(default)]
     pub work: Vec<StageWork>,
-    /// How long its work took, by kind of work, since its start.
+    /// Times of its work since its start, by kind of work.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub times: BTreeMap<String, TimeCounts>,
-    /// What it last reported about images that it put off, one for each job and stage.
+    /// Its last report about postponed images, for each job and stage.
     #[serde(default)]
     pub put_off: Vec<PutOff>,
-    /// What requests to it took, by entrance.
+    /// Times of requests, by entrance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<RequestWork>,
 }
 
-/// What a process has done in a role since its start.
+/// The work of a process in a role since its start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageWork {
     /// The role.
     pub role: Role,
-    /// Threads that work at it.
+    /// Its threads.
     pub threads: usize,
-    /// Images that it is done with.
+    /// Finished images.
     pub images: u64,
-    /// Seconds that its threads worked at them, summed.
+    /// Busy time of its threads in seconds, summed.
     pub busy_seconds: f64,
 }
 
-/// Removes the records of workers that are not alive any more.
+/// Removes the records of dead workers.
 pub(crate) async fn tidy(store: &JobStore) -> Result<(), WorkerError> {
     for entry in store.kv().scan(key::WORKERS).await? {
         let worker = serde_json::from_slice::<Presence>(&entry.value);
@@ -70,7 +70,7 @@ pub(crate) async fn tidy(store: &JobStore) -> Result<(), WorkerError> {
     Ok(())
 }
 
-/// Workers that are alive.
+/// The live workers.
 pub(crate) async fn alive(store: &JobStore) -> Result<Vec<Presence>, WorkerError> {
     let mut alive = Vec::new();
     for entry in store.kv().scan(key::WORKERS).await? {
@@ -84,10 +84,10 @@ pub(crate) async fn alive(store: &JobStore) -> Result<Vec<Presence>, WorkerError
 }
 
 impl Presence {
-    /// Makes this process known.
+    /// Registers this process.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub(crate) async fn announce(
         store: &JobStore,
         roles: &[Role],
@@ -133,7 +133,7 @@ impl Presence {
     }
 }
 
-/// Gives signs of life until `shutdown` fires, with the models that are there by then.
+/// Sends heartbeats until `shutdown` fires, with the models present at the time.
 pub(crate) async fn keep(
     store: JobStore,
     mut presence: Presence,
@@ -141,7 +141,7 @@ pub(crate) async fn keep(
     latest: impl Fn(&mut Presence) + Send,
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
-    // Reading a model that is new takes longer than a beat.
+    // Reading a new model takes longer than a heartbeat.
     let look = || {
         let repository = Arc::clone(&repository);
         tokio::task::spawn_blocking(move || repository.versions_here())

@@ -14,12 +14,12 @@ use crate::distributed::names::{
     Subjects, jobs_consumer, kept_id, results_consumer, tasks_consumer, tensors_consumer,
 };
 
-/// Deliveries of one consumer that may be unsettled at once, over all workers.
+/// Unsettled deliveries of one consumer, over all workers.
 const MAX_ACK_PENDING: NonZeroU32 = NonZeroU32::new(20_000).expect("20,000 is not 0");
-/// Ack waits that results have. A sink holds a whole part of them and has to extend each one, which costs
-/// the broker a message; nothing waits for them to expire, as the next sink opens a consumer of its own.
+/// Ack waits of results. A sink holds a whole part of them and has to extend each one, which costs
+/// the broker a message; nothing waits for their expiry, as the next sink opens its own consumer.
 const RESULT_ACK_WAITS: u32 = 6;
-/// Messages that a worker asks for ahead of its work, to hide the round trip.
+/// Messages that a worker requests ahead, to hide the round trip.
 const PREFETCH: usize = 16;
 
 /// Which ends of a queue this process uses.
@@ -27,7 +27,7 @@ const PREFETCH: usize = 16;
 pub(crate) enum Ends {
     /// It only publishes.
     Publish,
-    /// It pulls too.
+    /// It also pulls.
     Both,
 }
 
@@ -90,8 +90,8 @@ pub(crate) async fn tensors_of(
     lanes(broker, lane, |tensor| tensor.image.lane).await
 }
 
-/// Creates the consumers of tasks, and of the tensors of these models, before anybody takes by them, so
-/// that workers can be scaled from none by their backlog.
+/// Creates the consumers of tasks, and of the tensors of these models, before anyone pulls from
+/// them, so that workers can be scaled from zero by their backlog.
 pub(crate) async fn ensure_consumers(
     broker: &Broker,
     subjects: &Subjects,
@@ -129,7 +129,7 @@ fn tensor_consumer(
     consumer(name, subject, config, false)
 }
 
-/// Tensors of all models, to be published only.
+/// Tensors of all models, for publishing only.
 pub(crate) async fn tensors(
     broker: &Broker,
     subjects: &Subjects,
@@ -153,8 +153,8 @@ fn tensor_spec(subjects: &Subjects) -> QueueSpec<PreparedImage> {
     }
 }
 
-/// Results of a job and model, from infer to its sink, which holds their lease. What an earlier holder
-/// did not settle is delivered again at once: its consumer is replaced.
+/// Results of a job and model, from infer to its sink, which holds their lease. Results that an
+/// earlier holder did not settle are redelivered at once: its consumer is replaced.
 pub(crate) async fn results_of(
     broker: &Broker,
     subjects: &Subjects,
@@ -177,7 +177,7 @@ pub(crate) async fn results_of(
     Ok(Arc::new(broker.queue(spec).await?))
 }
 
-/// Results of all jobs, to be published only.
+/// Results of all jobs, for publishing only.
 pub(crate) async fn results(
     broker: &Broker,
     subjects: &Subjects,

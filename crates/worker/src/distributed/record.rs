@@ -1,4 +1,4 @@
-//! What the broker's key-value store holds of a job: one record, and one checkpoint.
+//! The state of a job in the broker's key-value store: one record, and one checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::Trial;
 use crate::ingest::Announced;
 use crate::sink::Counts;
 
-/// A job, as all roles see it.
+/// A job as seen by all roles.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// What shapes its rows. Complete once the job has begun, and the same from then on.
+    /// Its spec. Complete and unchanged once the job has begun.
     pub spec: JobSpec,
-    /// How far it is.
+    /// Its state.
     pub state: JobState,
-    /// Why it ended early; or what it waits for.
+    /// Why it ended early, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
     /// When it was submitted, in microseconds since the Unix epoch, UTC.
@@ -28,7 +28,7 @@ pub struct Job {
     /// When it ended, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<i64>,
-    /// How many retries of its failed rows were asked for.
+    /// Number of retries requested.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retries: u32,
 }
@@ -54,7 +54,7 @@ impl Job {
         (self.retries > 0).then(|| retry.id())
     }
 
-    /// The id and the run of the job whose rows its own are among: of most its own.
+    /// The id and the run of the job that its rows belong to: usually its own.
     pub(crate) fn root(&self) -> (&str, &str) {
         match &self.spec.base {
             None => (self.id(), &self.spec.run),
@@ -62,12 +62,12 @@ impl Job {
         }
     }
 
-    /// Whether it adds rows to others, for images that have none.
+    /// Whether it adds rows to others, for images without rows.
     pub(crate) fn adds(&self) -> bool {
         self.spec.base.is_some() && self.spec.request.options.retry.is_none()
     }
 
-    /// Its models with the versions that they had when it began; none before.
+    /// Its models with their versions when it began; empty before.
     pub fn models(&self) -> &[JobModel] {
         &self.spec.models
     }
@@ -77,12 +77,12 @@ pub(crate) fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// Why a job ended early, or does not move.
+/// Why a job ended early, or makes no progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
     /// For programs.
     pub kind: ReasonKind,
-    /// For people: what, of which object, and what to do.
+    /// For people: the problem, the object, and the remedy.
     pub text: String,
 }
 
@@ -95,7 +95,7 @@ impl Reason {
     }
 }
 
-/// What a [`Reason`] comes down to.
+/// The kind of a [`Reason`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReasonKind {
@@ -103,29 +103,29 @@ pub enum ReasonKind {
     Request,
     /// The source cannot be listed, or lists other images than before.
     Source,
-    /// A model is not there, or cannot be run.
+    /// A model does not exist, or cannot run.
     Model,
     /// The output cannot be written.
     Output,
     /// More images failed than the job allows.
     TooManyFailures,
-    /// It ran longer than it may.
+    /// It exceeded its time limit.
     MaxRuntime,
-    /// It cost as much as it may.
+    /// It reached its cost limit.
     MaxCost,
-    /// Its listing was begun again and again without getting further.
+    /// Its listing was begun repeatedly without progress.
     Attempts,
-    /// It waits for something that may yet come.
+    /// It waits for something that may still happen.
     Waiting,
 }
 
-/// How far a job is.
+/// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// It has not begun.
     Queued,
-    /// Its images are on their way.
+    /// Its images are being processed.
     Running,
     /// Every image has its row.
     Complete,
@@ -136,7 +136,7 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// Whether nothing more will come of it.
+    /// Whether this state is final.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Complete | Self::Failed | Self::Cancelled)
     }
@@ -165,44 +165,44 @@ pub struct JobProgress {
     pub rows: BTreeMap<String, Rows>,
 }
 
-/// Who holds a part of a checkpoint.
+/// The holder of a part of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The worker; empty when the lease was given back.
+    /// The worker; empty if the lease was released.
     pub owner: String,
-    /// Grows by one with each change of hands: a worker whose number has passed may change nothing.
+    /// Grows with each new holder: a worker with an old number may change nothing.
     pub fence: u64,
-    /// Grows with each sign of life.
+    /// Grows with each heartbeat.
     pub beat: u64,
 }
 
-/// How far a job's source is listed.
+/// Progress of a job's listing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    /// Who lists.
+    /// The listing worker.
     #[serde(default)]
     pub held: Holder,
     /// Images whose tasks are stored: all before this index.
     pub listed: u64,
-    /// Of a job that passes over images which have rows: how many of the listing were looked at.
+    /// For a job that skips images with rows: how many of the listing were checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed: Option<u64>,
-    /// Of a feed: the event of the last of them.
+    /// For a feed: the event of the last of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<String>,
-    /// How far tasks may be stored already, and the hash of the uris up to there, noted before the
-    /// first of them is published: a restarted listing has to list the same.
+    /// How far tasks may be stored already, with the hash of the uris up to there, recorded before
+    /// the first of them is published: a restarted listing has to list the same.
     #[serde(default)]
     pub announced: Announced,
-    /// Whether that is all of them.
+    /// Whether the listing is complete.
     pub ended: bool,
-    /// How often the source was listed all over, because the broker had lost what was on its way.
+    /// How often the source was listed again because the broker had lost messages.
     #[serde(default)]
     pub generation: u32,
-    /// How often the listing was begun since it last got further.
+    /// How often the listing was begun since its last progress.
     #[serde(default)]
     pub starts: u32,
-    /// Of a dry run: all images of the source, as far as they were counted.
+    /// For a dry run: all images of the source, as far as counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
 }
@@ -212,55 +212,55 @@ pub struct Listing {
 pub struct Counted {
     /// Images.
     pub images: u64,
-    /// Whether that is all of them, or time ran out.
+    /// Whether these are all, or the time limit was reached.
     pub is_all: bool,
 }
 
-/// How many rows of a job and model are committed.
+/// Progress of the rows of a job and model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rows {
-    /// Which sink commits.
+    /// The sink.
     #[serde(default)]
     pub held: Holder,
     /// Rows that are durable.
     pub committed: u64,
-    /// Of them, with a label.
+    /// Of these, with a label.
     pub ok: u64,
-    /// Of them, without.
+    /// Of these, without a label.
     pub failed: u64,
-    /// The latter by kind.
+    /// Failures by kind.
     pub failures: BTreeMap<String, FailureSummary>,
-    /// Rows that a sink holds and that are not durable yet.
+    /// Rows held by a sink that are not durable yet.
     pub pending: u64,
-    /// Rows a second, over the last seconds.
+    /// Recent rows per second.
     pub rate: f64,
-    /// What the job has cost at its user's prices, as far as this sink has seen.
+    /// The cost of the job at its user's prices, as seen by this sink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
-    /// Of a dry run: what its sample has shown.
+    /// For a dry run: the result of its sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<Trial>,
-    /// Whether that is all, and the output finished.
+    /// Whether all rows are committed and the output is finished.
     pub finished: bool,
-    /// What the sink waits for, when its output does not take rows.
+    /// What the sink waits for, if its output does not accept rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Since when it does, in microseconds since the Unix epoch, UTC.
+    /// Since when it waits, in microseconds since the Unix epoch, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_since: Option<i64>,
-    /// Of a retry: how many rows it replaces.
+    /// For a retry: how many rows it replaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<u64>,
-    /// The retry whose rows are counted in, if one has replaced failed rows.
+    /// The retry whose rows are included in the counts, if one has replaced failed rows.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retried: u32,
-    /// Whether the store honours preconditions, decided once for the job.
+    /// Whether the store honours preconditions, decided once per job.
     #[serde(default)]
     pub preconditions: Preconditions,
 }
 
 impl Rows {
-    /// Takes over what a sink has committed.
+    /// Updates the counts from a sink.
     pub(crate) fn count(&mut self, counts: &Counts) {
         self.committed = counts.committed;
         self.failed = counts.failed();
@@ -268,7 +268,7 @@ impl Rows {
         self.failures.clone_from(&counts.failures);
     }
 
-    /// Counts what became of the failed rows that a retry has replaced; `false` if that is counted already.
+    /// Includes the results of a retry in the counts; `false` if they are already included.
     pub(crate) fn count_replaced(&mut self, retry: &RetryOf, replaced: &Summary) -> bool {
         if self.retried >= retry.number {
             return false;
@@ -291,7 +291,8 @@ impl Rows {
         true
     }
 
-    /// Takes over what the job comes to with the rows of a retry; `false` if those of a later one are
+    /// Sets the job's totals with the rows of a retry; `false` if those of a later one are already
+    /// included.
     /// counted already.
     pub(crate) fn count_retried(&mut self, number: u32, whole: &Summary) -> bool {
         if self.retried > number {

@@ -18,9 +18,9 @@ use crate::live_engine::{EngineAnswer, LiveImage};
 use crate::readiness::Need;
 use crate::{NotAnswered, WorkerError};
 
-/// Time between two looks whether infer workers are there.
+/// Time between two checks for infer workers.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often a tensor is sent: once more when its worker died or is stopping.
+/// How often a tensor is sent: once more if its worker died or is stopping.
 const TRIES: u32 = 2;
 
 /// A model on infer workers.
@@ -29,15 +29,15 @@ pub(crate) struct RemoteModel {
     broker: Broker,
     subject: String,
     shape: Shape,
-    /// Time that a worker may take, before another one is asked.
+    /// Time limit for a worker, before another one is tried.
     limit: Duration,
     labels: OnceLock<Vec<Arc<str>>>,
     warm: Need,
 }
 
 impl RemoteModel {
-    /// Of this shape; a worker that has not answered within `limit` counts as dead. `warm` is met once one
-    /// answers.
+    /// A model with this shape; a worker that has not answered within `limit` counts as dead.
+    /// `warm` is set once a worker answers.
     pub(crate) fn new(
         id: ModelId,
         broker: Broker,
@@ -57,12 +57,13 @@ impl RemoteModel {
         }
     }
 
-    /// Its classes, once an infer worker has told them.
+    /// Its classes, once an infer worker has reported them.
     pub(crate) fn labels(&self) -> Option<&[Arc<str>]> {
         self.labels.get().map(Vec::as_slice)
     }
 
-    /// Looks again and again whether an infer worker with the warm model answers, until `shutdown` fires.
+    /// Checks repeatedly whether an infer worker with the warm model answers, until `shutdown`
+    /// fires.
     pub(crate) async fn watch(
         self: Arc<Self>,
         shutdown: CancellationToken,
@@ -111,8 +112,8 @@ impl RemoteModel {
         Ok(())
     }
 
-    /// Has an image classified. A worker that dies with it costs it time, not its answer: the tensor is
-    /// sent once more while the deadline allows.
+    /// Has an image classified. The death of a worker costs time, not the answer: the tensor is
+    /// sent once more if the deadline allows.
     ///
     /// # Errors
     /// Why there is no row.
@@ -151,7 +152,7 @@ impl RemoteModel {
             match asked.await.map_err(|error| refused(&error))? {
                 Answered::With(answer) => match self.read(&answer)? {
                     Ok(answer) => return Ok(answer),
-                    // It is stopping, and another one may not be.
+                    // This worker is stopping; another one may not be.
                     Err(unavailable) => last = unavailable,
                 },
                 Answered::ByNobody => {
@@ -165,7 +166,7 @@ impl RemoteModel {
         Err(last)
     }
 
-    /// What a worker replied; the inner error is one that another worker may not give.
+    /// A worker's reply; the inner error is one that another worker may not give.
     fn read(&self, answer: &[u8]) -> Result<Result<EngineAnswer, NotAnswered>, NotAnswered> {
         let answer = LiveAnswer::decode(answer).map_err(|error| {
             NotAnswered::Away(self.away(&format!("an infer worker's answer is invalid: {error}")))
@@ -192,7 +193,7 @@ impl RemoteModel {
     }
 }
 
-/// What a row holds, as messages say it.
+/// The row options, as messages have them.
 fn rows(wanted: &Wanted) -> RowOptions {
     RowOptions {
         top_k: wanted.top_k,
@@ -205,7 +206,7 @@ fn rows(wanted: &Wanted) -> RowOptions {
     }
 }
 
-/// The broker does not let this process ask.
+/// The broker does not permit the request.
 fn refused(error: &QueueError) -> NotAnswered {
     NotAnswered::Away(error.to_string())
 }

@@ -13,34 +13,34 @@ use trommel_types::{Column, JobModel, Reference, is_model_name};
 use crate::job::{ModelId, PlannedModel};
 use crate::{InferConfig, WorkerError, start_engine};
 
-/// Bytes of a message besides the tensor: uri, pass-through columns, names.
+/// Bytes of a message apart from the tensor: uri, pass-through columns, names.
 const MESSAGE_ROOM: usize = 16 << 10;
-/// Shortest time between two looks at what a copy is made of.
+/// Shortest time between two checks of the original.
 const UPDATE_EVERY: Duration = Duration::from_secs(15);
 
-/// The models that this worker can prepare for and run.
+/// The models that this worker can preprocess for and run.
 pub(crate) struct Repository {
     root: PathBuf,
-    /// What the folder is a copy of, model by model.
+    /// The original of the folder, if it is a copy, model by model.
     mirror: Option<Mirror>,
-    /// When each model's copy was last brought up to date.
+    /// When each model's copy was last updated.
     updated: Mutex<HashMap<String, Instant>>,
     known: Mutex<HashMap<PathBuf, Arc<KnownModel>>>,
 }
 
-/// A model that was looked at.
+/// A model that was checked.
 pub(crate) struct KnownModel {
     dir: PathBuf,
     pub(crate) id: ModelId,
-    /// How images are prepared, for each reference that was asked for.
+    /// Preprocessing plans by reference.
     plans: Mutex<HashMap<Reference, Arc<Plan>>>,
 }
 
 impl KnownModel {
-    /// How images are prepared for it when a job asks for this reference.
+    /// The preprocessing plan if a job requests this reference.
     ///
     /// # Errors
-    /// When its folder says what is not followed, or leaves no such choice.
+    /// If its folder cannot be followed, or does not allow this choice.
     pub(crate) fn plan(&self, reference: Reference) -> Result<Arc<Plan>, WorkerError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(&reference) {
@@ -52,18 +52,18 @@ impl KnownModel {
         Ok(plan)
     }
 
-    /// A plan for the shape and the normalisation, which no reference changes.
+    /// Any plan; shape and normalisation do not depend on the reference.
     fn any_plan(&self) -> Result<Arc<Plan>, WorkerError> {
         let plan = self.plan(Reference::Auto);
         plan.or_else(|error| self.plan(Reference::Pillow).map_err(|_| error))
     }
 
-    /// Whether servers are asked instead of a model run.
+    /// Whether it is a prompt, which servers run.
     pub(crate) fn is_prompt(&self) -> bool {
         Prompt::is_in(&self.dir)
     }
 
-    /// Why a model whose images end up in different sizes cannot be used.
+    /// Why a model whose images have varying sizes cannot be used.
     pub(crate) fn without_shape(&self) -> WorkerError {
         WorkerError::Model(format!(
             "model {}: its images end up in different sizes; set [preprocess] crop or resize in trommel.toml",
@@ -73,8 +73,8 @@ impl KnownModel {
 }
 
 impl Repository {
-    /// Opens a folder, or `s3://bucket/prefix`, whose models are copied under `cache` when they are
-    /// asked for. Blocking.
+    /// Opens a folder, or `s3://bucket/prefix`, whose models are copied to `cache` when they are
+    /// used. Blocking.
     ///
     /// # Errors
     /// When there is no such folder or prefix.
@@ -128,7 +128,7 @@ impl Repository {
         }
     }
 
-    /// Brings the copy of a model up to date, unless that was done a moment ago.
+    /// Updates the copy of a model, unless that was done recently.
     fn update(&self, name: &str) -> Result<(), WorkerError> {
         let Some(mirror) = &self.mirror else {
             return Ok(());
@@ -154,8 +154,8 @@ impl Repository {
         names
     }
 
-    /// Versions of the models that are on this machine, by name, the newest first. Blocking. What cannot be
-    /// read is reported when a job names it.
+    /// Versions of the models on this machine, by name, newest first. Blocking. Unreadable models
+    /// are reported when a job names them.
     pub(crate) fn versions_here(&self) -> BTreeMap<String, Vec<String>> {
         let of = |name: &String| {
             let dirs = versions(&self.root.join(name)).into_iter();
@@ -180,17 +180,17 @@ impl Repository {
     }
 
     /// A model by its name, or `NAME/VERSION`; the newest version if none is named. Blocking: the
-    /// first look reads the whole model.
+    /// first call reads the whole model.
     ///
     /// # Errors
-    /// When there is none, or its folder cannot be used.
+    /// If it does not exist, or its folder cannot be used.
     pub(crate) fn model(&self, name: &str) -> Result<Arc<KnownModel>, WorkerError> {
         check_name(name)?;
         self.update(name)?;
         self.model_here(name)
     }
 
-    /// As [`Repository::model`], of what is on this machine.
+    /// As [`Repository::model`], for models on this machine.
     pub(crate) fn model_here(&self, name: &str) -> Result<Arc<KnownModel>, WorkerError> {
         match versions(&self.root.join(name)).first() {
             Some(dir) => self.look(name, dir),
@@ -202,10 +202,10 @@ impl Repository {
         }
     }
 
-    /// The model of a job: of all versions that are there the one that the job began with.
+    /// The model of a job, in the version that the job began with.
     ///
     /// # Errors
-    /// When it is not there, or as [`Repository::model`].
+    /// If it does not exist, or as [`Repository::model`].
     fn of_job(&self, model: &JobModel) -> Result<Arc<KnownModel>, WorkerError> {
         check_name(&model.name)?;
         self.update(&model.name)?;
@@ -249,7 +249,7 @@ impl Repository {
         Ok(model)
     }
 
-    /// Refuses a model whose tensors are larger than a message may be.
+    /// Refuses a model whose tensors are larger than a message.
     ///
     /// # Errors
     /// When they are, with the setting to change.
@@ -267,7 +267,7 @@ impl Repository {
         )))
     }
 
-    /// The columns that rows of these models have besides, by the model's name.
+    /// The additional columns of these models' rows, by model name.
     pub(crate) fn answers(&self, models: &[JobModel]) -> BTreeMap<String, Vec<Column>> {
         let asks = |model: &&JobModel| self.of_job(model).is_ok_and(|known| known.is_prompt());
         let prompts = models.iter().filter(asks);
@@ -276,10 +276,10 @@ impl Repository {
             .collect()
     }
 
-    /// How images are prepared for the model of a job that asks for this reference.
+    /// The preprocessing plan of a job's model for this reference.
     ///
     /// # Errors
-    /// When the version that the job began with is not there, or as [`KnownModel::plan`].
+    /// If the version that the job began with does not exist, or as [`KnownModel::plan`].
     pub(crate) fn planned(
         &self,
         model: &JobModel,
@@ -296,7 +296,7 @@ impl Repository {
     /// Starts the model of a job. Blocking, for as long as loading and warming up takes.
     ///
     /// # Errors
-    /// When it is not there, is no classifier, or cannot run on the device.
+    /// If it does not exist, is not a classifier, or cannot run on the device.
     pub(crate) fn start(
         &self,
         wanted: &JobModel,
@@ -323,7 +323,7 @@ impl Repository {
             shape,
             &config.model_options(capacity)?,
         )?;
-        // The files may have been replaced since they were looked at: what runs is what counts.
+        // The files may have been replaced since they were checked: the loaded version counts.
         if **model.version() != *known.id.version {
             return Err(self.other_version(wanted, model.version()));
         }
@@ -331,7 +331,7 @@ impl Repository {
     }
 }
 
-/// Refuses what is no name of a folder in the repository: it would be looked for elsewhere.
+/// Refuses invalid folder names, which could lead outside the repository.
 fn check_name(name: &str) -> Result<(), WorkerError> {
     if is_model_name(name) {
         return Ok(());
@@ -341,8 +341,8 @@ fn check_name(name: &str) -> Result<(), WorkerError> {
     )))
 }
 
-/// The folder itself if a model is in it, else those of its versions, the newest first: numbers by
-/// size, other names by their bytes.
+/// The folder itself if it contains a model, else those of its versions, newest first: numbers by
+/// value, other names by their bytes.
 fn versions(dir: &Path) -> Vec<PathBuf> {
     if is_model(dir) {
         return vec![dir.to_owned()];

@@ -1,4 +1,4 @@
-//! What a job's request means to the storage crate.
+//! A job's request in terms of the sink crate.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use trommel_types::{Column, JobModel, JobRequest, JobSpec, Mode, RowOptions};
 use crate::distributed::record::Job;
 use crate::{WorkerConfig, WorkerError};
 
-/// Where the rows of one of the job's models go: the output itself for a job of one model or a
-/// table, else a folder of the model's name in it.
+/// The output for the rows of one of the job's models: the output itself for a single model or a
+/// table, else a folder in it with the model's name.
 ///
 /// # Errors
-/// When rows cannot go there.
+/// If rows cannot be written there.
 pub(crate) fn output_of(
     request: &JobRequest,
     model: &str,
@@ -37,18 +37,18 @@ pub(crate) fn output_of(
     Ok(parse(&output)?)
 }
 
-/// The job as its rows and its output name it.
+/// The job as named by its rows and its output.
 pub(crate) fn record_of(job: &Job, model: &JobModel) -> JobRecord {
     record(&job.spec, model, job.submitted_at)
 }
 
-/// A job of which everything that shapes its rows is known, as the output of one of its models names it.
+/// A job with everything that affects its rows, as named by the output of one of its models.
 pub(crate) fn record(spec: &JobSpec, model: &JobModel, created_at: i64) -> JobRecord {
     let rows = &spec.request.rows;
     let retry = spec.request.options.retry.as_ref();
     let base = spec.base.as_ref();
     JobRecord {
-        // Rows that are added or replaced are those of the job that was there first.
+        // Added or replaced rows belong to the job that was there first.
         job_id: base.map_or(spec.id(), |base| &base.job).to_owned(),
         run: spec.run.clone(),
         spec_hash: spec.hash(),
@@ -73,8 +73,8 @@ pub(crate) fn record(spec: &JobSpec, model: &JobModel, created_at: i64) -> JobRe
     }
 }
 
-/// The columns of the source and, behind them, those that the model answers. A column of the source by
-/// such a name is called by it with `source_` before it.
+/// The columns of the source followed by those of the model. A source column with the name of one
+/// of these gets the prefix `source_`.
 fn columns(spec: &JobSpec, model: &JobModel) -> Vec<Column> {
     let mut columns = spec.columns.clone();
     let Some(answers) = spec.answers.get(&model.name) else {
@@ -89,7 +89,7 @@ fn columns(spec: &JobSpec, model: &JobModel) -> Vec<Column> {
     columns
 }
 
-/// What shapes rows besides what a record has fields for, for people who are shown what differs.
+/// Options that affect rows and have no field in a record, shown to people as differences.
 fn row_options(rows: &RowOptions) -> BTreeMap<String, String> {
     let mut options = BTreeMap::from([("top-k".to_owned(), rows.top_k.to_string())]);
     if rows.mode == Mode::Fast {
@@ -108,7 +108,7 @@ fn row_options(rows: &RowOptions) -> BTreeMap<String, String> {
         options.insert("normalize".to_owned(), "true".to_owned());
     }
     if let Some(set) = &rows.labels {
-        // Of thousands a hash says enough.
+        // For thousands of labels, a hash.
         let hash = xxhash_rust::xxh3::xxh3_64(set.names.join("\n").as_bytes());
         let labels = format!("{} ({hash:016x})", set.names.len());
         options.insert("labels".to_owned(), labels);

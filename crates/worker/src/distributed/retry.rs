@@ -1,8 +1,8 @@
-//! Failed rows of a job that has ended, tried again by a job of their own.
+//! Retries failed rows of a job that has ended, as a separate job.
 //!
-//! A retry goes the way of any other job: it has a record, a checkpoint, leases and subjects of its own,
-//! so that whatever holds for a job holds for it. It differs in which images it takes, those whose rows
-//! failed, and in where its rows count: in the output of the job that it is of.
+//! A retry is processed like any other job, with its own record, checkpoint, leases and subjects,
+//! so it has the same guarantees. It differs in its images, those with failed rows, and in where
+//! its rows count: in the output of the job that it retries.
 
 use serde::{Deserialize, Serialize};
 use trommel_sink::FailedImage;
@@ -18,7 +18,7 @@ use crate::distributed::job_lease::JobLease;
 use crate::distributed::job_store::{JobStore, Submitted};
 use crate::distributed::record::{Job, JobProgress, JobState};
 
-/// A request to try failed rows of a job again.
+/// A request to retry failed rows of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RetryRequest {
@@ -27,8 +27,8 @@ pub struct RetryRequest {
     /// Kinds of failures, or `fetch`, `decode` or `infer` for all that these report; all if empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<String>,
-    /// 1 for the job's first retry, and so on: the same number again is the same retry. The next one
-    /// unless given.
+    /// 1 for the job's first retry, and so on: the same number again is the same retry. Default:
+    /// the next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
 }
@@ -36,17 +36,17 @@ pub struct RetryRequest {
 /// The answer to `retry`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetryReply {
-    /// The id of the job that tries the rows again.
+    /// The id of the retry's job.
     pub id: String,
-    /// Which retry of the job it is.
+    /// The number of the retry.
     pub number: u32,
-    /// How many rows failed, as far as is counted.
+    /// Number of failed rows, as far as counted.
     pub rows: u64,
-    /// Whether the same retry was asked for before; nothing has changed then.
+    /// Whether the same retry was requested before; then nothing changed.
     pub submitted_before: bool,
 }
 
-/// Begins a retry, or says why that is impossible.
+/// Begins a retry, or returns why it is impossible.
 pub(super) async fn ask(
     ctx: &control::Context,
     asked: RetryRequest,
@@ -98,7 +98,7 @@ pub(super) async fn ask(
         }
     };
     if !known.is_some_and(|known| known.state.is_final()) {
-        // Also for one that was there: whoever asked may have been answered by a worker that died.
+        // Also for an existing retry: the worker that answered the first request may have died.
         let published = ctx.jobs.publish(&retry_id, request).await;
         published.map_err(|error| Refused::new(500, error.to_string()))?;
     }
@@ -110,7 +110,7 @@ pub(super) async fn ask(
     })
 }
 
-/// How many rows of all models failed in these ways, as far as is counted.
+/// Number of rows of all models that failed with these kinds, as far as counted.
 fn failed_rows(progress: &JobProgress, kinds: &[ErrorKind]) -> u64 {
     let wants = |name: &str| kinds.is_empty() || kinds.iter().any(|kind| kind.as_str() == name);
     let failures = progress.rows.values().flat_map(|rows| &rows.failures);
@@ -118,7 +118,7 @@ fn failed_rows(progress: &JobProgress, kinds: &[ErrorKind]) -> u64 {
     wanted.map(|(_, failure)| failure.count).sum()
 }
 
-/// Why there can be no new retry of a job, if there cannot.
+/// Why a new retry of a job is refused, if it is.
 async fn check(
     store: &JobStore,
     job: &Job,
@@ -142,7 +142,7 @@ async fn check(
             "{last} is {state}; wait for its end, or cancel it, before the next retry"
         )));
     }
-    // What was committed last of a job that failed may not have been counted.
+    // The last commits of a failed job may not have been counted.
     if rows == 0 && job.state == JobState::Complete {
         return Ok(Err(nothing_failed(retry)));
     }
@@ -159,7 +159,8 @@ async fn check(
     Ok(Ok(()))
 }
 
-/// Whether the rows of `job` are in an output still that has gone to another: its rows are among those of
+/// Whether the rows of `job` are still in an output that another job has taken: that job added rows
+/// to them, or ended without any.
 /// the same, or it has ended without any.
 fn is_of(other: &Job, job: &Job) -> bool {
     other.spec.run.is_empty() || other.root() == job.root()
@@ -211,7 +212,7 @@ fn is_retryable(job: &Job) -> Result<(), String> {
     Ok(())
 }
 
-/// The retry as a request of its own.
+/// The retry as a separate request.
 fn request(job: &Job, retry: &RetryOf) -> JobRequest {
     let request = job.spec.request.clone();
     JobRequest {
@@ -259,7 +260,7 @@ pub(crate) async fn begin(
                 "job {id} has not ended, so its rows may yet change"
             ));
         }
-        // Whoever held a part of it before finds a higher fence, and changes nothing any more.
+        // Former holders find a higher fence, and can change nothing any more.
         if !ctx.leases.close(&id).await? {
             let output = request.output.clone();
             return Err(WorkerError::OutputBusy { output, job: id });
@@ -278,7 +279,7 @@ pub(crate) async fn begin(
     let known = ctx.store.progress(&retry.job).await?.rows;
     let seeded = lease.change(|progress| {
         for (model, rows) in &known {
-            // A store does not change its ways from one job to the next.
+            // A store behaves the same for each job.
             let own = progress.rows.entry(model.clone()).or_default();
             own.preconditions = rows.preconditions;
         }
@@ -304,7 +305,7 @@ pub(crate) async fn begin(
     ctx.store.begin(&spec).await
 }
 
-/// The images whose rows a retry has still to replace.
+/// The images whose rows a retry still has to replace.
 pub(crate) async fn images(
     ctx: &Context,
     job: &Job,

@@ -1,4 +1,4 @@
-//! How many images of a job may be in flight, so that no job fills what all share.
+//! How many images of a job may be in flight, so that no job fills the shared streams.
 
 use std::time::Duration;
 
@@ -7,20 +7,21 @@ use trommel_queue::{Broker, BrokerConfig, Stream};
 
 use crate::WorkerError;
 
-/// Images that a job may always have in flight.
+/// Images of a job that are always allowed in flight.
 const AT_LEAST: u64 = 32;
-/// A job may take this share of what is free of a stream: `FREE_SHARE` of 1 / `FREE_SHARE`.
+/// Share of a stream's free space that a job may take: `FREE_SHARE` of 1 / `FREE_SHARE`.
 const FREE_SHARE: u64 = 4;
-/// Shortest and longest time between two looks.
+/// Shortest and longest time between two checks.
 const LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// Bytes of a row, where none is known.
+/// Assumed bytes of a row.
 const ROW: u64 = 1024;
 
-/// The room that a job has in the streams between the stages.
+/// The room of a job in the streams between the stages.
 ///
-/// A job may take a quarter of what is free of each stream, the dynamic threshold of Choudhury and Hahne
-/// ("Dynamic queue length thresholds for shared-memory packet switches", 1998): a job alone gets a fifth
-/// of the stream, and however many jobs stand still, there is always something left for the next one.
+/// A job may take a quarter of the free space of each stream, the dynamic threshold of Choudhury
+/// and Hahne ("Dynamic queue length thresholds for shared-memory packet switches", 1998): a single
+/// job gets a fifth of the stream, and however many jobs are stalled, there is always room for the
+/// next one.
 pub(crate) struct Room {
     pub(crate) broker: Broker,
     pub(crate) config: BrokerConfig,
@@ -33,7 +34,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Waits until there is room for more images, and gives for how many.
+    /// Waits until there is room for more images, and returns how many.
     pub(crate) async fn wait(&self) -> Result<u64, WorkerError> {
         let (mut pause, longest) = LOOK;
         loop {
@@ -46,7 +47,7 @@ impl Room {
         }
     }
 
-    /// For how many more images there is room now.
+    /// Number of additional images that there is room for now.
     pub(crate) async fn look(&self) -> Result<u64, WorkerError> {
         let tasks = self.count(Stream::Tasks, &self.tasks).await?;
         let tensors = self.count(Stream::Tensors, &self.tensors).await?;
@@ -55,7 +56,7 @@ impl Room {
         let all_tensors = self.held(Stream::Tensors).await?.1;
         let (rows, row_bytes) = self.held(Stream::Results).await?;
         let row = row_bytes.checked_div(rows).unwrap_or(ROW).max(1);
-        // All tasks may become tensors, and all of these rows, before the next look.
+        // All tasks may become tensors, and these rows, before the next check.
         let room = [
             share(self.config.tasks_max_messages, all_tasks, 1).saturating_sub(tasks),
             share(
@@ -81,7 +82,7 @@ impl Room {
     }
 }
 
-/// Images of which each takes `each` that a job may have in a stream that holds `used` of `limit`.
+/// Number of images of `each` bytes that a job may have in a stream with `used` of `limit`.
 fn share(limit: u64, used: u64, each: u64) -> u64 {
     let at_least = AT_LEAST.min(limit / FREE_SHARE / each).max(1);
     (limit.saturating_sub(used) / FREE_SHARE / each).max(at_least)

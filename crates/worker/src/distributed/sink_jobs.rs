@@ -28,14 +28,14 @@ use crate::fault::Scope;
 use crate::sink::{self, Counts, HeldRows};
 use crate::{Progress, Trial, TrialOutcome, WorkerConfig, WorkerError};
 
-/// Longest time between two looks at the jobs, and two notes of what is committed.
+/// Longest time between two checks for jobs, and between two checkpoints.
 const TICK: Duration = Duration::from_millis(500);
-/// Time between two looks for messages of jobs that have ended.
+/// Time between two checks for messages of ended jobs.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
-/// Time before a job whose output could not be reached is tried again.
+/// Time before a job whose output was unreachable is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What the sink role works with.
+/// The context of the sink role.
 pub(crate) struct Context {
     pub(crate) broker: Broker,
     pub(crate) subjects: Subjects,
@@ -57,12 +57,12 @@ pub(crate) type OpenJob = Arc<
 /// An open output.
 pub(crate) struct OpenedJob {
     pub(crate) sink: Box<dyn ResultSink>,
-    /// What a dry run has shown, once its sink is finished.
+    /// The result of a dry run, once its sink is finished.
     pub(crate) trial: TrialOutcome,
 }
 
-/// Commits rows of all running jobs whose lease is free, until `shutdown` fires; then commits what
-/// it holds and gives the leases back.
+/// Commits rows of all running jobs whose lease is free, until `shutdown` fires; then commits the
+/// rows that it holds and releases the leases.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (serving, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
     let shutdown = fatal.token().clone();
@@ -76,7 +76,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
         }
         ctx.sweep(&mut swept).await;
         for (job, model) in ctx.unserved(&taken) {
-            // Only what is served counts: jobs that other sinks hold take no room.
+            // Only jobs served here count, not those of other sinks.
             if lock(&taken).len() >= ctx.config.sink.max_jobs.get() {
                 break;
             }
@@ -104,7 +104,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
                 lock(&taken).remove(&name);
             });
         }
-        // A change, a tick, or the end: look again.
+        // A change, a tick, or the end: check again.
         shutdown
             .run_until_cancelled(timeout(TICK, changed.changed()))
             .await;
@@ -122,8 +122,7 @@ fn lock(taken: &Taken) -> std::sync::MutexGuard<'_, HashSet<(String, String)>> {
 }
 
 impl Context {
-    /// Removes messages of jobs that have ended, and later those that come after the end: repeats that
-    /// nobody waits for.
+    /// Removes messages of ended jobs, including late repeats.
     async fn sweep(&self, swept: &mut HashSet<String>) {
         for job in self.live.ended() {
             if swept.insert(job.id().to_owned())
@@ -143,7 +142,7 @@ impl Context {
         })
     }
 
-    /// Running jobs that this process does not commit yet, the oldest first.
+    /// Running jobs that this process does not commit yet, oldest first.
     fn unserved(&self, taken: &Taken) -> Vec<(Arc<Job>, JobModel)> {
         let running = self.live.running();
         let each = running.iter().flat_map(|job| {
@@ -156,13 +155,13 @@ impl Context {
     }
 }
 
-/// How the work on a job and model has ended.
+/// How the work on a job and model ended.
 enum Served {
     /// All rows are committed.
     Complete,
     /// The job has ended, or ends now for this reason.
     Over(Option<Reason>),
-    /// Another sink is to go on.
+    /// Another sink should continue.
     Left,
 }
 
@@ -215,7 +214,8 @@ impl Serving<'_> {
         self.lease.release().await
     }
 
-    /// Ends the job if all its models are complete or it is over, and removes its consumers and messages.
+    /// Ends the job if all its models are complete or it is over, and removes its consumers and
+    /// messages.
     async fn conclude(&self, served: Served) -> Result<(), WorkerError> {
         let Context {
             broker,
@@ -250,7 +250,7 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Notes what the output lacks, and since when; beyond the patience the job ends.
+    /// Records a failing output, and since when; after `sink.patience` the job ends.
     async fn wait(&self, error: &WorkerError, known: Option<&Rows>) -> Result<Served, WorkerError> {
         let since = known.and_then(|rows| rows.waits_since).unwrap_or_else(now);
         let text = error.to_string();
@@ -289,7 +289,7 @@ impl Serving<'_> {
         } = *self;
         let (id, name) = (job.id(), &model.name);
         let OpenedJob { sink: rows, trial } = (ctx.open)(job, model, preconditions).await?;
-        // Decided once for the job: sinks that decide differently do not see each other's parts.
+        // Decided once per job: sinks that disagree would not see each other's parts.
         let (preconditions, wanted) = (rows.preconditions(), rows.wanted());
         let decided = lease.change(|progress| {
             let rows = progress.rows.entry(name.clone()).or_default();
@@ -347,8 +347,8 @@ impl Serving<'_> {
         })
     }
 
-    /// Notes what is committed until the sink ends, and stops it when the lease is lost or the job is over.
-    /// Returns the output, and why the job is over if it is.
+    /// Records progress until the sink ends, and stops it if the lease is lost or the job is over.
+    /// Returns the output, and why the job is over, if it is.
     async fn watch(
         &self,
         mut running: AbortOnDropHandle<Result<Box<dyn ResultSink>, WorkerError>>,
@@ -379,7 +379,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Why the job is to end early, if it is: `Some(None)` when its record says so already.
+    /// Why the job should end early, if it should: `Some(None)` if its record already says so.
     fn over(&self, meter: &Meter) -> Option<Option<Reason>> {
         if self.ctx.live.is_over(self.job.id()) {
             return Some(None);
@@ -411,7 +411,7 @@ impl Serving<'_> {
     }
 }
 
-/// Keeps the checkpoint of what is committed, and learns how many images there are.
+/// Keeps the checkpoint of committed rows, and learns the number of images.
 struct Notes<'a> {
     serving: &'a Serving<'a>,
     counts: watch::Receiver<Counts>,
@@ -451,7 +451,7 @@ impl<'a> Notes<'a> {
         let elapsed = now.duration_since(at.0).as_secs_f64();
         if elapsed >= 1.0 {
             let rate = committed.saturating_sub(at.1) as f64 / elapsed;
-            // Parts come in steps; the figure is to be read by people.
+            // Parts are committed in steps; the figure is for people.
             self.rate = if self.rate == 0.0 {
                 rate
             } else {
@@ -474,7 +474,7 @@ impl<'a> Notes<'a> {
         });
         let listing = noted.await?.listing;
         match self.wanted {
-            // Of one model; the listing shows the images of all.
+            // For one model; the listing covers the images of all.
             Some(wanted) => self.progress.set_listed(wanted, true),
             None => self.progress.set_listed(listing.listed, listing.ended),
         }
@@ -482,7 +482,7 @@ impl<'a> Notes<'a> {
         Ok(())
     }
 
-    /// The event `progress`, once in a while.
+    /// The event `progress`, occasionally.
     async fn report(&mut self, committed: u64, listed: u64) {
         const EVERY: Duration = Duration::from_secs(5);
         if self.reported.elapsed() < EVERY {
@@ -502,7 +502,7 @@ impl<'a> Notes<'a> {
         ends::event(&ctx.broker, &ctx.subjects, job.id(), "progress", &told).await;
     }
 
-    /// Whether that many rows are all there can be.
+    /// Whether these are all possible rows.
     fn is_complete(&self, committed: u64) -> bool {
         self.progress.total() == Some(committed)
     }

@@ -1,4 +1,4 @@
-//! What is reported of a job when somebody asks.
+//! The status of a job, on request.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::distributed::presence::{self, Presence};
 use crate::distributed::record::{Counted, Job, JobProgress, JobState, Reason, is_zero};
 use crate::{Percentiles, TimeCounts, Trial, WorkerError};
 
-/// How a job stands.
+/// The status of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     /// The job.
     pub id: String,
-    /// How far it is.
+    /// Its state.
     pub state: JobState,
     /// Why it ended early, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,19 +39,19 @@ pub struct JobStatus {
     pub finished_at: Option<i64>,
     /// Images listed so far.
     pub listed: u64,
-    /// Of a dry run: all images of the source, as far as they were counted.
+    /// For a dry run: all images of the source, as far as counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
     /// All images, once they are listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
-    /// Whether no row is stored, and only a sample classified.
+    /// Whether it is a dry run, which classifies a sample and stores no rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// Of a retry: which rows of which job it tries again.
+    /// For a retry: which rows of which job it retries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryOf>,
-    /// How many retries of its failed rows were asked for.
+    /// Number of retries requested.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retries: u32,
     /// The last of them.
@@ -59,13 +59,12 @@ pub struct JobStatus {
     pub retried_by: Option<String>,
     /// Each model's rows.
     pub models: Vec<ModelStatus>,
-    /// What waits between the stages; of a job that runs, and not in lists.
+    /// Queue lengths of a running job; absent in lists.
     pub stages: Vec<StageStatus>,
-    /// How long the workers that are alive took by kind of work, for all jobs since they started; not in
-    /// lists.
+    /// Times of all live workers by kind of work, for all jobs since they started; absent in lists.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub times: BTreeMap<String, Percentiles>,
-    /// What it has cost at its user's prices, if it names any.
+    /// Its cost at the user's prices, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
     /// The estimate of a dry run, if there was one.
@@ -76,7 +75,7 @@ pub struct JobStatus {
     pub eta_seconds: Option<f64>,
 }
 
-/// How the rows of one model stand.
+/// The progress of one model's rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelStatus {
     /// The model.
@@ -89,21 +88,21 @@ pub struct ModelStatus {
     pub ok: u64,
     /// Images without a label.
     pub failed: u64,
-    /// The latter by kind.
+    /// Failures by kind.
     pub failures: BTreeMap<String, FailureSummary>,
-    /// Rows that a sink holds and that are not durable yet.
+    /// Rows held by a sink that are not durable yet.
     pub pending: u64,
-    /// Rows a second.
+    /// Rows per second.
     pub rate: f64,
-    /// Of a dry run: what its sample has shown.
+    /// For a dry run: the result of its sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<Trial>,
-    /// What its sink waits for, when the output does not take rows.
+    /// What its sink waits for, if the output does not accept rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
 }
 
-/// What waits for a stage, or is worked on by it.
+/// Messages that wait for a stage or are processed by it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageStatus {
     /// The stage.
@@ -112,7 +111,7 @@ pub struct StageStatus {
     pub waiting: u64,
 }
 
-/// Beyond this many seconds, 30 days, no end is predicted.
+/// Longest predicted time, 30 days in seconds.
 const LONGEST_ETA: f64 = 30.0 * 86_400.0;
 
 /// The status of a job; `None` if it is unknown.
@@ -133,7 +132,7 @@ pub(crate) async fn of(
     Ok(Some(status))
 }
 
-/// How long all workers took by kind of work.
+/// Times of all workers by kind of work.
 fn times(workers: &[Presence]) -> BTreeMap<String, Percentiles> {
     let mut all: BTreeMap<&str, TimeCounts> = BTreeMap::new();
     for (stage, counts) in workers.iter().flat_map(|worker| &worker.times) {
@@ -144,7 +143,7 @@ fn times(workers: &[Presence]) -> BTreeMap<String, Percentiles> {
     all.into_iter().filter_map(percentiles).collect()
 }
 
-/// How a job stands, without what waits between the stages.
+/// The status of a job, without queue lengths.
 pub(crate) fn brief(job: Job, progress: JobProgress) -> JobStatus {
     let JobProgress { listing, mut rows } = progress;
     let retried_by = job.last_retry();
@@ -170,12 +169,12 @@ pub(crate) fn brief(job: Job, progress: JobProgress) -> JobStatus {
             }
         })
         .collect();
-    // Of a retry it is known before the source is listed.
+    // For a retry it is known before the source is listed.
     let total = wanted.or(listing.ended.then_some(listing.listed));
     let eta = |model: &ModelStatus| {
         let left = total?.saturating_sub(model.committed);
         let seconds = left as f64 / model.rate;
-        // The rate of a job that stands still falls towards 0.
+        // The rate of a stalled job decays towards 0.
         (seconds < LONGEST_ETA).then_some(seconds)
     };
     let eta_seconds = match job.state {
@@ -187,7 +186,7 @@ pub(crate) fn brief(job: Job, progress: JobProgress) -> JobStatus {
         id: request.id,
         state: job.state,
         reason: job.reason,
-        // Not known before the job has begun.
+        // Unknown before the job has begun.
         source: match job.spec.source.is_empty() {
             true => request.sources.join(" "),
             false => job.spec.source,
@@ -213,7 +212,7 @@ pub(crate) fn brief(job: Job, progress: JobProgress) -> JobStatus {
     }
 }
 
-/// The stages that a job's messages go through, with the subjects that they wait under.
+/// The stages of a job's messages, with the subjects under which they wait.
 pub(crate) fn waiting_rooms(subjects: &Subjects, job: &Job) -> [(Role, Stream, String); 3] {
     let (id, lane) = (job.id(), job.lane());
     [

@@ -1,7 +1,8 @@
-//! The infer role for requests: tensors come by core NATS, and each answer goes back to who asked.
+//! The infer role for requests: tensors arrive over core NATS, and each answer goes back to the
+//! sender.
 //!
-//! Nothing is stored: what is in the hands of a process that dies is asked again, or answered with an
-//! error, by the serve worker that waits for it.
+//! Nothing is stored: if a process dies, the waiting serve worker sends its tensors again or
+//! answers with an error.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,10 +29,10 @@ use crate::fault::{Scope, TaskError};
 use crate::trace::continued;
 use crate::{ServeConfig, WorkerError};
 
-/// The header by which who asks does without the labels of a warm model.
+/// The header of requests that do not need the labels of a warm model.
 pub(crate) const LABELS: &str = "Trommel-Labels";
 
-/// A model that is warm, and the requests for it.
+/// A warm model, and the requests for it.
 pub(crate) struct WarmRequests {
     model: Arc<Warm>,
     requests: Requests,
@@ -44,10 +45,10 @@ struct Warm {
     asked: AskedRows,
 }
 
-/// Loads a model, keeps it, and takes requests for it from now on.
+/// Loads a model, keeps it, and accepts requests for it from now on.
 ///
 /// # Errors
-/// When it cannot be run, or the broker denies its subject.
+/// If it cannot run, or the broker denies its subject.
 pub(crate) async fn open(
     broker: &Broker,
     subjects: &Subjects,
@@ -64,7 +65,7 @@ pub(crate) async fn open(
     let wanted = Arc::new(Wanted::default());
     let engine = engines.keep(&known.id, &wanted).await?;
     let subject = subjects.infer(&known.id.name, &known.id.version);
-    // As many as are computed at once, and as many again that wait for them.
+    // As many as are computed at once, and as many waiting.
     let least = 2 * engine.stats().instances;
     let model = Arc::new(Warm {
         name: Arc::clone(&known.id.name),
@@ -76,10 +77,10 @@ pub(crate) async fn open(
     Ok(WarmRequests { model, requests })
 }
 
-/// Answers until `shutdown` fires, then what has come by then.
+/// Answers until `shutdown` fires, then the requests received by then.
 ///
 /// # Errors
-/// When a device is lost.
+/// If a device is lost.
 pub(crate) async fn run(
     warm: WarmRequests,
     shutdown: CancellationToken,
@@ -94,12 +95,12 @@ pub(crate) async fn run(
         while let Some(request) = requests.next_now() {
             coming = begin(&model, request, &open, &fatal);
         }
-        // A batch waits only for images that are on their way.
+        // A batch only waits for images that are on their way.
         if !coming {
             model.engine.flush_lane(Lane::Live);
         }
     }
-    // A process that cannot go on answers what it has that it is not the one to ask.
+    // A failed process replies to its requests that another one should be asked.
     match requests.leave().await {
         Ok(rest) => {
             for request in rest {
@@ -114,8 +115,8 @@ pub(crate) async fn run(
     fatal.into_result()
 }
 
-/// Begins with a request, on a task of its own: its image is in the engine's queue when this returns.
-/// Tells whether the sender prepares more images.
+/// Starts a request on its own task: its image is in the engine's queue when this returns. Returns
+/// whether the sender is preparing more images.
 fn begin(model: &Arc<Warm>, request: Request, open: &TaskTracker, fatal: &Fatal) -> bool {
     if request.payload().is_empty() {
         let answer = model.describe(&request);
@@ -144,7 +145,7 @@ fn begin(model: &Arc<Warm>, request: Request, open: &TaskTracker, fatal: &Fatal)
         send(request, answer.encode()).await;
     };
     let mut work = Box::pin(work.instrument(span));
-    // Polled here, so that a flush finds the image.
+    // Polled here, so that a flush includes the image.
     if (&mut work).now_or_never().is_none() {
         open.spawn(work);
     }

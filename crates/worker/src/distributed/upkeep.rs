@@ -1,5 +1,5 @@
-//! What an ingest worker does for all jobs: images that the broker has lost are queued again, and records
-//! that nobody needs any more are removed.
+//! What an ingest worker does for all jobs: it queues images again that the broker has lost, and
+//! removes unneeded records.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::distributed::status::waiting_rooms;
 
 /// Time between two rounds.
 const ROUND: Duration = Duration::from_secs(10);
-/// Rounds between two looks for records that nobody needs.
+/// Rounds between two checks for unneeded records.
 const TIDY_EVERY: u32 = 30;
 
-/// A job of which nothing is on its way although rows are missing: since when, and how many rows it had.
+/// A job with missing rows and no messages in flight: since when, and how many rows it had.
 type Quiet = HashMap<String, (Instant, u64)>;
 
-/// Looks after all jobs until `shutdown` fires. What fails is tried again in the next round.
+/// Maintains all jobs until `shutdown` fires. Failures are retried in the next round.
 pub(crate) async fn run(
     ctx: Arc<Context>,
     jobs: Arc<dyn Queue<JobRequest>>,
@@ -48,8 +48,8 @@ pub(crate) async fn run(
 }
 
 impl Context {
-    /// Lists those jobs once more whose listing has ended, of which nothing is in any stream, and whose
-    /// rows are not all there: the broker has lost what was on its way.
+    /// Lists jobs again whose listing has ended, which have no messages in any stream, and whose
+    /// rows are incomplete: the broker has lost messages.
     async fn queue_again(
         &self,
         jobs: &dyn Queue<JobRequest>,
@@ -75,7 +75,7 @@ impl Context {
         Ok(())
     }
 
-    /// The rows that a job has, if some are missing and nothing of it is on its way.
+    /// The number of rows of a job, if some are missing and it has no messages in flight.
     async fn lacks_rows(
         &self,
         job: &Job,
@@ -91,7 +91,7 @@ impl Context {
         let pending = rows.clone().flatten().any(|rows| rows.pending > 0);
         let committed = committed.min().unwrap_or_default();
         let listed = progress.listing.listed;
-        // Each model of a retry has rows of its own to replace.
+        // Each model of a retry replaces its own rows.
         let mut lacking = rows.map(|rows| match rows {
             Some(rows) => rows.committed < rows.wanted.unwrap_or(listed),
             None => listed > 0,
@@ -130,7 +130,7 @@ impl Context {
         Ok(())
     }
 
-    /// Removes records of jobs that ended long ago, and of workers that are gone.
+    /// Removes records of jobs that ended long ago, and of dead workers.
     async fn tidy(&self) -> Result<(), WorkerError> {
         presence::tidy(&self.store).await?;
         let kept = i64::try_from(self.config.ingest.keep_ended.as_micros()).unwrap_or(i64::MAX);
@@ -143,7 +143,7 @@ impl Context {
         };
         let (ids, old) = self.store.each_job(add).await?;
         for job in &old {
-            // A job is kept as long as its last retry, which counts for it.
+            // A job is kept as long as its last retry, which counts towards it.
             if !job.last_retry().is_some_and(|retry| ids.contains(&retry)) {
                 self.store.forget(job).await?;
             }

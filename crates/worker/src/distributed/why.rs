@@ -1,4 +1,4 @@
-//! Why a job does not move: where its images are, since when, and what was last reported about them.
+//! Why a job makes no progress: where its images are, since when, and the last reports about them.
 
 use serde::{Deserialize, Serialize};
 use trommel_queue::{Broker, Stream};
@@ -13,36 +13,36 @@ use crate::distributed::record::{Job, JobState};
 use crate::distributed::status::waiting_rooms;
 use crate::reports::PutOff;
 
-/// Images that are named of each stage.
+/// Images listed per stage.
 const NAMED: usize = 3;
-/// Longest time a moving job's rows may keep still.
+/// Longest time without new rows in a job that makes progress.
 const STILL: i64 = 60_000_000;
-/// Rows a second below which a job stands still.
+/// Rows per second below which a job counts as stalled.
 const MOVING: f64 = 0.01;
 
-/// What is known of a job that may not move.
+/// What is known about a job that may be stalled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobReasons {
     /// The job.
     pub id: String,
-    /// How far it is.
+    /// Its state.
     pub state: JobState,
-    /// What it comes down to, a sentence each, the most likely first.
+    /// The findings, one sentence each, most likely first.
     pub findings: Vec<String>,
     /// Where its images are.
     pub stages: Vec<StageReasons>,
-    /// What workers last reported about images that they put off.
+    /// The workers' last reports about postponed images.
     pub put_off: Vec<PutOff>,
 }
 
-/// What waits for a stage.
+/// The messages that wait for a stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageReasons {
     /// The stage.
     pub stage: Role,
-    /// Workers with this role that are alive.
+    /// Live workers with this role.
     pub workers: usize,
-    /// The job's messages that wait for it or are worked on.
+    /// The job's messages that wait for it or are processed.
     pub waiting: u64,
     /// The job's images that have been here longest.
     pub oldest: Vec<OldImage>,
@@ -51,11 +51,11 @@ pub struct StageReasons {
 /// An image in a stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OldImage {
-    /// Its place in the listing.
+    /// Its position in the listing.
     pub index: u64,
     /// Where it is stored.
     pub uri: String,
-    /// Seconds since it came to the stage.
+    /// Seconds since it reached the stage.
     pub seconds: f64,
 }
 
@@ -193,7 +193,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// The images under a subject that were stored first.
+    /// The oldest images under a subject.
     async fn oldest<T: Message>(
         &self,
         subject: &str,
