@@ -1,4 +1,5 @@
-//! `trommel classify` with two models: a random sample first, then a rule, then the rest.
+//! `trommel classify` with two models: first a random sample, then a rule learned from it, then the
+//! rest.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,23 +19,23 @@ use crate::model::Opened;
 use crate::progress_bar::Bar;
 use crate::results::Results;
 
-/// What a cascade went by, and what it saved.
+/// The rule and the savings of a cascade.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CascadeReport {
-    /// The share of labels that has to be the large model's.
+    /// The required share of labels equal to the large model's.
     agree: f64,
-    /// Images of the sample that the rule is from.
+    /// Sampled images that the rule was learned from.
     sample: usize,
-    /// Whether the classes of new images have shifted, so that an earlier sample did not count.
+    /// Whether the classes of new images have shifted, so that an earlier sample was discarded.
     shifted: bool,
     rule: Rule,
     /// Of this run.
     decided: Decided,
-    /// Share of this run's images that were spared the large model.
+    /// Share of this run's images that did not need the large model.
     saved: f64,
 }
 
-/// Refuses what a cascade cannot work on, before anything is written.
+/// Refuses combinations that a cascade does not support, before anything is written.
 pub(crate) fn check(args: &ClassifyArgs, wanted: &Wanted, models: [&Opened; 2]) -> Result<()> {
     check_cascade(args.agree.unwrap_or(1.0), wanted)?;
     let [small, large] = models;
@@ -67,8 +68,8 @@ pub(crate) fn check(args: &ClassifyArgs, wanted: &Wanted, models: [&Opened; 2]) 
     Ok(())
 }
 
-/// Runs the job: the sample, then the rest by the rule that was learned from the rows of the sample. Each pass
-/// goes on where an earlier run was interrupted, and the same rows give the same rule.
+/// Runs the job: the sample, then the rest by the rule learned from the sample's rows. Each pass
+/// resumes where an earlier run was interrupted, and the same rows give the same rule.
 pub(crate) fn run(
     runtime: &Runtime,
     args: &ClassifyArgs,
@@ -82,7 +83,7 @@ pub(crate) fn run(
     let agree = args.agree.unwrap_or(1.0);
     let named = args.output.as_deref().unwrap_or_default();
     let added = sink.job().retry.clone().filter(|retry| retry.adds);
-    // Rows that are added do not count before all are there, so they are read from their own folder.
+    // Added rows do not count before the run is complete, so they are read from their own folder.
     let (before, own, known) = match &added {
         Some(added) => (
             sampled(named, &config)?,
@@ -97,7 +98,7 @@ pub(crate) fn run(
 
     let sample = Images::Sample(Box::new(images), share);
     let (ended, mut sink) = {
-        // The bar of the sample ends before that of the rest begins.
+        // The sample's progress bar ends before that of the rest begins.
         let own = Arc::new(Progress::default());
         let _bar = Bar::show(&own, None, args.quiet);
         runtime.block_on(job.clone().into_output(sink, sample, own, stop.clone()))?
@@ -147,9 +148,9 @@ pub(crate) fn run(
     Ok((ended, sink, Some(report)))
 }
 
-/// What the rows of the sample say.
+/// Reads the rows of the sample.
 fn sampled(named: &str, config: &Config) -> Result<Vec<Pair>> {
-    // A file is put together from its parts at the end.
+    // A file is merged from its parts at the end.
     let parts = format!("{named}.parts");
     let named = match std::path::Path::new(&parts).is_dir() {
         true => &parts,
@@ -179,7 +180,7 @@ fn sampled(named: &str, config: &Config) -> Result<Vec<Pair>> {
 }
 
 impl CascadeReport {
-    /// Images that this run has asked both models about.
+    /// Images that this run passed to both models.
     pub(crate) fn sampled(&self) -> u64 {
         self.decided.sample
     }

@@ -25,10 +25,10 @@ use crate::summary::{self, Report, Run};
 use crate::telemetry::Telemetry;
 use crate::{cascade, model, shutdown};
 
-/// Images that a dry run classifies.
+/// Size of a dry run's sample.
 const DRY_RUN_IMAGES: u64 = 512;
 
-/// `trommel classify`: everything is opened and checked first, then all roles run in this process.
+/// `trommel classify`: opens and checks everything, then runs all roles in this process.
 pub(crate) fn run(
     args: ClassifyArgs,
     mut config: Config,
@@ -37,7 +37,7 @@ pub(crate) fn run(
 ) -> Result<Exit> {
     let started = Instant::now();
     let runtime = crate::runtime::on_threads(2)?;
-    // Before anything is opened, so that no signal finds a job without its handler.
+    // Before anything is opened, so that no signal arrives without a handler.
     let stop = runtime.block_on(async {
         telemetry.health.watch();
         shutdown::on_signal()
@@ -126,12 +126,12 @@ pub(crate) fn run(
     drop(watched);
     let reported = report(ended, &args, destination.as_ref(), &run, &limits);
     let reported = runtime.block_on(reported);
-    // A listing may still be blocked on standard input; it holds nothing that has to be kept.
+    // A listing may still be blocked on standard input; it has no state to keep.
     runtime.shutdown_background();
     reported
 }
 
-/// Opens the model, or both of a cascade.
+/// Opens the model, or both models of a cascade.
 fn open_models(
     args: &ClassifyArgs,
     dirs: &[PathBuf],
@@ -152,7 +152,7 @@ fn open_models(
     ))
 }
 
-/// Which existing rows the job replaces, or that it adds rows to them.
+/// Which existing rows the job replaces, or whether it adds rows to them.
 fn retry(args: &ClassifyArgs, destination: Option<&Output>) -> Result<Option<Retry>> {
     let Some(kinds) = &args.retry_failed else {
         return Ok(args.skip_existing.then(|| Retry {
@@ -171,7 +171,7 @@ fn retry(args: &ClassifyArgs, destination: Option<&Output>) -> Result<Option<Ret
     }))
 }
 
-/// Opens the output. Complete results have to cover every image that the source lists now.
+/// Opens the output. Complete results must cover every image that the source lists now.
 async fn open_output(
     args: &ClassifyArgs,
     destination: &Output,
@@ -191,7 +191,7 @@ async fn open_output(
     Ok(opened)
 }
 
-/// What a dry run says is about.
+/// The job that a dry run estimates.
 struct Whole<'a> {
     source: Arc<dyn Source>,
     destination: Option<&'a Output>,
@@ -199,7 +199,7 @@ struct Whole<'a> {
     started: Instant,
 }
 
-/// Classifies a sample, stores nothing, and says what the whole job would take.
+/// Classifies a sample without storing rows, and estimates the whole job.
 fn dry_run(
     args: &ClassifyArgs,
     config: Config,
@@ -258,12 +258,12 @@ fn dry_run(
     Ok(Exit::Success)
 }
 
-/// Whether the images can be counted by a listing of their own: standard input is listed only once.
+/// Whether the source can be listed a second time to count the images: standard input cannot.
 fn is_countable(args: &ClassifyArgs) -> bool {
     args.retry_failed.is_none() && !args.sources.iter().any(|spec| spec == "-")
 }
 
-/// Refuses to call results complete that lack images which the source lists by now.
+/// Refuses to call results complete if the source lists images that they lack.
 fn no_more_than(rows: u64, listed: u64, results: &Output) -> Result<()> {
     if listed > rows {
         bail!(
@@ -273,7 +273,8 @@ fn no_more_than(rows: u64, listed: u64, results: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Runs the job with its bar, until `stop` fires. Returns the sink, so that the job can be finished.
+/// Runs the job with its progress bar, until `stop` fires. Returns the sink, so that the job can be
+/// finished.
 async fn work(
     job: EmbeddedJob,
     (sink, images): (Option<Box<dyn ResultSink>>, Images),
@@ -303,7 +304,7 @@ async fn report(
     let (ended, sink) = match ended {
         Ok(ended) => ended,
         Err(error) => {
-            // What was done is worth knowing most when the rest could not be.
+            // The failures so far matter most when the job could not finish.
             if let Some(WorkerError::TooManyFailures { .. }) = error.downcast_ref() {
                 summary::print_failures(run, &mut LogWriter)?;
             }
@@ -319,7 +320,7 @@ async fn report(
             run.committed_words(destination)
         );
     }
-    // Not finished then: the same command may find some later.
+    // Leaves the job unfinished: the same command may find images later.
     if run.progress.total() == Some(0) && !run.adds {
         bail!("the source holds no images; nothing was classified");
     }
@@ -337,7 +338,7 @@ fn destination(args: &ClassifyArgs, config: &Config) -> Result<Option<Output>> {
         .transpose()?)
 }
 
-/// The folders of the models that were named, or the only one in ./models. Two are a cascade.
+/// The folders of the given models, or of the only one in ./models. Two are a cascade.
 fn model_dirs(args: &ClassifyArgs) -> Result<Vec<PathBuf>> {
     match (args.model.as_slice(), args.agree) {
         ([], Some(_)) | ([_], Some(_)) | ([_, _, _, ..], _) => bail!(
@@ -355,7 +356,7 @@ fn model_dirs(args: &ClassifyArgs) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The only folder of a model in ./models.
+/// The only model folder in ./models.
 fn only_model_dir(args: &ClassifyArgs) -> Result<PathBuf> {
     if args.dtype.is_some() {
         bail!("--dtype chooses a file of a model of the hub; give the model with --model hf:…");
@@ -388,7 +389,7 @@ fn only_model_dir(args: &ClassifyArgs) -> Result<PathBuf> {
     }
 }
 
-/// The job as one value, as its output names it.
+/// The job as one value, as its output records it.
 fn record(
     args: &ClassifyArgs,
     rows: RowOptions,
@@ -421,7 +422,7 @@ fn record(
 }
 
 impl SourceArgs {
-    /// The options as a job's request holds them.
+    /// The options in the form of a job request.
     pub(crate) fn job_options(&self) -> JobOptions {
         JobOptions {
             suffixes: self.suffixes.clone(),
@@ -439,7 +440,7 @@ impl SourceArgs {
 }
 
 impl Report {
-    /// Shows the report where the flags say and gives the exit code.
+    /// Prints the report as the flags request and returns the exit code.
     fn show(&self, args: &ClassifyArgs) -> Result<Exit> {
         if args.json {
             let text = serde_json::to_string_pretty(self).context("failed to write the summary")?;

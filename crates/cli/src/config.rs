@@ -11,12 +11,12 @@ use trommel_worker::WorkerConfig;
 
 use crate::args::{AccessArgs, BrokerArgs, S3Args, ServeArgs, TelemetryArgs, TuningArgs};
 
-/// Everything that can be configured, by section.
+/// All settings, by section.
 pub(crate) type Config = WorkerConfig;
 
 const DEFAULT_FILE: &str = "trommel.toml";
 const ENV_PREFIX: &str = "TROMMEL_";
-/// Variables with our prefix that are flags' and no setting's.
+/// Variables with our prefix that belong to flags, not settings.
 const ENV_FLAGS: [&str; 6] = [
     "config",
     "log",
@@ -29,7 +29,7 @@ const ENV_FLAGS: [&str; 6] = [
 /// The effective configuration: defaults ← TOML file ← `TROMMEL_SECTION__OPTION` ← flags.
 ///
 /// # Errors
-/// All problems of the result at once, each with its remedy.
+/// All problems at once, each with its remedy.
 pub(crate) fn load(file: Option<&Path>, flags: Flags) -> Result<Config> {
     let mut figment = Figment::from(Serialized::defaults(Config::default()));
     if let Some(path) = config_file(file)? {
@@ -55,7 +55,7 @@ pub(crate) fn load(file: Option<&Path>, flags: Flags) -> Result<Config> {
         })?;
     config.keep_to_budget(trommel_infer::memory_limit());
     config.infer.cache.get_or_insert_with(cache_folder);
-    // As all clients of PostgreSQL take them.
+    // As in all clients of PostgreSQL.
     config.postgres.user = config
         .postgres
         .user
@@ -72,17 +72,17 @@ pub(crate) fn load(file: Option<&Path>, flags: Flags) -> Result<Config> {
     Ok(config)
 }
 
-/// The configuration as TOML, for people and logs: without passwords.
+/// The configuration as TOML, for people and logs, without passwords.
 ///
 /// # Errors
-/// When a setting has no TOML form.
+/// If a setting cannot be represented in TOML.
 pub(crate) fn printed(config: &Config) -> Result<String> {
     let mut table = toml::Table::try_from(config).context("failed to write the configuration")?;
     table.iter_mut().for_each(|(_, value)| redact(value));
     toml::to_string(&table).context("failed to write the configuration")
 }
 
-/// Redacts every address in a setting, so that one that is added later is redacted too.
+/// Redacts the addresses in all settings, including ones added later.
 fn redact(value: &mut toml::Value) {
     match value {
         toml::Value::String(text) => *text = redacted(text),
@@ -92,12 +92,12 @@ fn redact(value: &mut toml::Value) {
     }
 }
 
-/// The text with `***` for what an address holds before its `@` and in its query.
+/// The text with `***` for the parts of addresses before their `@` and in their queries.
 fn redacted(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        // Of several addresses, the scheme of the next one ends this part.
+        // In a list of addresses, the scheme of the next one ends this part.
         let part = match part.rsplit_once('@') {
             Some((_, host)) => format!("***@{host}"),
             None => part.to_owned(),
@@ -112,7 +112,7 @@ fn redacted(text: &str) -> String {
     shown
 }
 
-/// Trommel's folder where caches of programs go.
+/// Trommel's folder in the user's cache folder.
 pub(crate) fn cache_folder() -> PathBuf {
     let home = || std::env::home_dir().map(|home| home.join(".cache"));
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -143,7 +143,7 @@ fn list(what: &str, problems: &[String]) -> String {
     format!("invalid {what}:{}", lines.concat())
 }
 
-/// Flags in the shape of the configuration, without those that were not given.
+/// Flags in the structure of the configuration, without those that were not given.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Flags {
@@ -266,7 +266,7 @@ mod tests {
         let hidden = ["nats", "http", "postgres", "s3", "x-y"]
             .map(address)
             .join(",");
-        // Every setting, also those that are added later: what is text may be an address.
+        // All settings, including ones added later: any text may be an address.
         let mut whole = serde_json::to_value(Config::default()).unwrap();
         plant(&mut whole, &hidden);
         let mut whole = toml::Value::try_from(&whole).unwrap();

@@ -1,4 +1,4 @@
-//! Every command in the documents is one that this binary understands.
+//! Checks that this binary understands every command in the documents.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::Cli;
 
-/// The commands of `trommel` in the shell blocks of a page, a line each.
+/// The `trommel` commands in the shell blocks of a page, one per line.
 fn commands(page: &str) -> Vec<String> {
     let (mut found, mut is_shell) = (Vec::new(), false);
     let page = page.replace("\\\n", " ");
@@ -65,7 +65,7 @@ fn every_documented_command_is_understood() {
     for page in pages() {
         for command in commands(&fs::read_to_string(&page).unwrap()) {
             let words = shlex::split(&command).unwrap_or_else(|| panic!("{command}"));
-            // Without the variables that stand before it, and without a redirection behind it.
+            // Without preceding variables and trailing redirections.
             let own = words.into_iter().skip_while(|word| word != "trommel");
             let own = own.take_while(|word| !matches!(word.as_str(), ">" | "<" | "&" | "&&" | ";"));
             if let Err(error) = Cli::try_parse_from(own) {

@@ -6,18 +6,18 @@ use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use trommel_worker::WorkerError;
 
-/// The exit codes that scripts may rely on.
+/// The exit codes that scripts can rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The command did all it was asked to.
+    /// The command succeeded.
     Success,
-    /// Anything that has no code of its own.
+    /// Any error without its own code.
     Error,
     /// Usage or configuration: nothing was started.
     Usage,
-    /// All rows failed; or some did, or accuracy is too low, and the user asked for this code then.
+    /// All rows failed; or the user requested this code for some failures or low accuracy.
     Failed,
-    /// Too many images failed to go on.
+    /// Too many images failed.
     Hopeless,
 }
 
@@ -34,7 +34,7 @@ impl From<Exit> for ExitCode {
 }
 
 impl Exit {
-    /// The code for an error that ended a command.
+    /// The exit code of an error.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         if error.downcast_ref::<Usage>().is_some() {
             return Self::Usage;
@@ -46,7 +46,7 @@ impl Exit {
     }
 }
 
-/// Marks an error as one of usage or configuration: attach it as context.
+/// Marks an error as one of usage or configuration when attached as context.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage;
 
@@ -69,7 +69,7 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     words
 }
 
-/// Writes a line to standard error, in red where that is a terminal that shows colours.
+/// Writes a line to standard error, in red on a terminal with colours.
 pub(crate) fn warn_in_red(line: &str) -> io::Result<()> {
     let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
     writeln!(
@@ -78,12 +78,12 @@ pub(crate) fn warn_in_red(line: &str) -> io::Result<()> {
     )
 }
 
-/// Whether standard error is a terminal that shows colours, and the user wants them (`NO_COLOR`).
+/// Whether standard error is a terminal with colours that the user has not disabled (`NO_COLOR`).
 pub(crate) fn colours() -> bool {
     AutoStream::choice(&io::stderr()) != anstream::ColorChoice::Never
 }
 
-/// Whether the reader of standard output has gone.
+/// Whether the reader of standard output has closed it.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause
@@ -96,7 +96,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// N30: what the system says was printed twice.
+    /// N30: system errors were printed twice.
     #[test]
     fn a_cause_that_an_error_names_itself_is_said_once() {
         let cause = || io::Error::from(io::ErrorKind::NotFound);

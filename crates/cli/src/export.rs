@@ -1,4 +1,4 @@
-//! `trommel export`: the images themselves, in a folder for each label.
+//! `trommel export`: copies or links images into one folder per label.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -19,16 +19,16 @@ use crate::lines::counted;
 use crate::originals::Originals;
 use crate::results::Results;
 
-/// Images that are read side by side.
+/// Images read concurrently.
 const SIDE_BY_SIDE: usize = 16;
-/// Bytes of a file's name that every file system takes.
+/// Longest file name that every file system supports, in bytes.
 const LONGEST_NAME: usize = 200;
 
 /// Runs the command.
 ///
 /// # Errors
-/// When the folder is not new, when no row is chosen, and after all others were exported, when an
-/// image cannot be.
+/// If the folder is not new, or no row is chosen; and after exporting all others, if an image
+/// cannot be exported.
 pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
     let dir = match (&args.by_label, args.to) {
         (Some(dir), _) => dir,
@@ -76,12 +76,12 @@ pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Default)]
 struct Exported {
     images: u64,
     labels: usize,
-    /// How many could not be exported, and the first of them with the reason.
+    /// Number of images that could not be exported, and the first of them with the reason.
     left_out: Option<(u64, String)>,
 }
 
@@ -93,11 +93,11 @@ struct Export {
 }
 
 impl Export {
-    /// Exports the images of all rows that are chosen.
+    /// Exports the images of all chosen rows.
     async fn all(&self, results: &Results, args: &ExportArgs) -> Result<Exported> {
         let mut names = Names::default();
         let mut broken = None;
-        // Rows come from files of this machine, a few at a time.
+        // Rows are read from local files, a few at a time.
         let chosen = results.rows()?.filter_map(|row| match row {
             Ok(row) => is_chosen(&row, args).then_some(row),
             Err(error) => {
@@ -170,7 +170,7 @@ fn is_chosen(row: &ResultRow, args: &ExportArgs) -> bool {
         && args.max_score.is_none_or(|most| score <= most)
 }
 
-/// Where each image goes: no two to the same place.
+/// Assigns paths to images, without collisions.
 #[derive(Default)]
 struct Names {
     /// The folder of each label.
@@ -179,14 +179,14 @@ struct Names {
 }
 
 impl Names {
-    /// The place of a row's image below the folder of all.
+    /// The path of a row's image.
     fn of(&mut self, row: &ResultRow) -> Result<PathBuf, String> {
         let label = row.label.as_deref().unwrap_or_default();
         let folder = match self.folders.get(label) {
             Some(folder) => folder.clone(),
             None => {
                 let mut folder = file_name(label);
-                // Two labels may differ by what no file name holds.
+                // Labels may differ only in characters that file names do not support.
                 while self.folders.values().any(|taken| *taken == folder) {
                     folder.push('_');
                 }
@@ -197,7 +197,7 @@ impl Names {
         let name = file_name(row.uri.rsplit(['/', '#']).next().unwrap_or_default());
         let mut place = Path::new(&folder).join(&name);
         if !self.taken.insert(place.clone()) {
-            // The index is in front, so that the suffix stays.
+            // The index goes first, so that the suffix stays.
             place = Path::new(&folder).join(format!("{}-{name}", row.index));
             if !self.taken.insert(place.clone()) {
                 return Err(format!("{} is taken", place.display()));
@@ -207,7 +207,7 @@ impl Names {
     }
 }
 
-/// A text as the name of a file: no separators, not hidden, not too long.
+/// A text as a file name: no separators, not hidden, not too long.
 fn file_name(text: &str) -> String {
     let is_odd = |letter: char| letter == '/' || letter == '\\' || letter.is_control();
     let mut name = text.replace(is_odd, "_");
@@ -215,7 +215,7 @@ fn file_name(text: &str) -> String {
         name.insert(0, '_');
     }
     if name.len() > LONGEST_NAME {
-        // The end, with the suffix, is the more useful part.
+        // The end, which includes the suffix, is more useful.
         let from = name.ceil_char_boundary(name.len() - LONGEST_NAME);
         name.drain(..from);
     }

@@ -19,16 +19,17 @@ use crate::progress_bar::LogWriter;
 use crate::shutdown;
 use crate::telemetry::Telemetry;
 
-/// Wait before a camera is opened again, which doubles up to the second one while no frame comes.
+/// Waits before a camera is reopened, which double from the first to the second until a frame
+/// arrives.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
-/// How often a thread that pauses looks whether it is to stop.
+/// How often a pausing thread checks whether to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Longest wait for the broker at the end.
 const FLUSH: Duration = Duration::from_secs(2);
 const FRAMES: &str = "trommel_feed_frames_total";
 
-/// `trommel feed`: publishes frames until the file ends or a stop. Of frames that come faster than the
-/// broker takes them, only the newest is published.
+/// `trommel feed`: publishes frames until the file ends or a stop. If frames arrive faster than the
+/// broker accepts them, only the newest is published.
 pub(crate) fn run(args: &FeedArgs, config: &Config, telemetry: &Telemetry) -> Result<Exit> {
     let ffmpeg = Ffmpeg::find(&config.video);
     let ffmpeg = ffmpeg
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &FeedArgs, config: &Config, telemetry: &Telemetry) -> Re
     })
 }
 
-/// A frame, and when it came.
+/// A frame, and its time.
 #[derive(Clone)]
 struct Frame {
     number: u64,
@@ -93,18 +94,18 @@ struct Frame {
     bytes: Bytes,
 }
 
-/// Reads frames on a thread of its own.
+/// Reads frames on its own thread.
 struct Reader {
     ffmpeg: Ffmpeg,
     camera: CameraConfig,
-    /// Holds the newest frame alone.
+    /// Holds only the newest frame.
     sender: watch::Sender<Option<Frame>>,
     killer: Arc<Mutex<Option<Killer>>>,
     stop: CancellationToken,
 }
 
 impl Reader {
-    /// Reads until a stop, or to the end of a file. What is no file is opened again and again.
+    /// Reads until a stop, or the end of a file. Other inputs are reopened when they end.
     fn run(self) -> Result<()> {
         let (mut number, mut pause) = (0, PAUSES[0]);
         while !self.stop.is_cancelled() {
@@ -158,7 +159,7 @@ impl Reader {
     }
 }
 
-/// What became of frames.
+/// Counts of frames.
 #[derive(Default)]
 struct Counts {
     published: u64,
@@ -166,7 +167,7 @@ struct Counts {
     too_large: u64,
 }
 
-/// Publishes the newest frame whenever there is one, until a stop or the last frame.
+/// Publishes the newest frame when there is one, until a stop or the last frame.
 async fn publish(
     broker: &Broker,
     source: &str,
@@ -215,6 +216,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn say(what: &str) {
-    // Nowhere is left to report that standard error is closed.
+    // Standard error is closed, so this cannot be reported.
     drop(writeln!(LogWriter, "trommel: {what}"));
 }

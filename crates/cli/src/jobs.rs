@@ -20,7 +20,7 @@ use crate::lines::{counted, with_head};
 use crate::progress_bar::images;
 use crate::standstill::Standstill;
 
-/// Time between two looks at a job.
+/// Time between two polls of a job.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Longest time without an answer while a job is watched.
@@ -105,7 +105,7 @@ pub(crate) fn run(command: JobsCommand, config: &Config) -> Result<Exit> {
                 fail_on_error,
                 json,
             } => {
-                // Before the workers are asked: the number makes a repeated request the same retry.
+                // Before the workers are asked: the number makes repeating the request safe.
                 ErrorKind::named(&kind).map_err(|reason| anyhow::anyhow!(reason).context(Usage))?;
                 let before = client.status(&id).await.context(Usage)?;
                 let request = RetryRequest {
@@ -192,7 +192,7 @@ fn request(args: &SubmitArgs, config: &Config) -> Result<JobRequest> {
     })
 }
 
-/// Jobs, the newest first, page by page; all of them for a limit of 0.
+/// Jobs, newest first, page by page; all of them for a limit of 0.
 pub(crate) async fn list(client: &Client, limit: usize, running: bool) -> Result<Vec<JobStatus>> {
     let mut jobs = Vec::new();
     let mut page = ListRequest {
@@ -217,7 +217,7 @@ async fn watch(client: &Client, id: &str, quiet: bool) -> Result<JobStatus> {
     loop {
         let status = match client.status(id).await {
             Ok(status) => status,
-            // Workers and brokers may be restarted while a job goes on.
+            // Workers and brokers may be restarted while a job runs.
             Err(WorkerError::NobodyAnswers) if last_answer.elapsed() < PATIENCE => {
                 tokio::time::sleep(LOOK_EVERY).await;
                 continue;
@@ -292,7 +292,7 @@ pub(crate) fn ended(status: &JobStatus, fail_on_error: bool) -> Result<Exit> {
         None => "unknown reason",
     };
     let kind = status.reason.as_ref().map(|reason| reason.kind);
-    // What fails again in a retry says nothing about the rows that the job has.
+    // Failures of a retry say nothing about the other rows of the job.
     let has_none = |model: &ModelStatus| model.ok == 0 && status.retry.is_none();
     let fails = |model: &ModelStatus| model.failed > 0 && (fail_on_error || has_none(model));
     match status.state {
@@ -354,7 +354,7 @@ fn show_list(jobs: &[JobStatus]) -> Result<()> {
     Ok(())
 }
 
-/// What kind of job it is, if it is a dry run or a retry.
+/// The kind of job, if it is a dry run or a retry.
 fn kind_of(job: &JobStatus) -> String {
     match &job.retry {
         Some(retry) => format!("(retry {} of {}) ", retry.number, retry.job),
@@ -439,7 +439,7 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The estimate of a dry run for a job that is complete, and what it really took.
+/// The forecast of a complete job, and its actual time.
 fn compared(job: &JobStatus) -> Option<Compared> {
     let is_complete = job.state == JobState::Complete;
     let said = job

@@ -1,4 +1,4 @@
-//! `trommel export --to`: the images that a person should look at, for the programs that people label with.
+//! `trommel export --to`: images for a person to review, in the formats of labelling programs.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -18,20 +18,20 @@ use crate::originals::Originals;
 use crate::paths::check_output;
 use crate::results::Results;
 
-/// Images in the pool that different ones are chosen from, for each that is wanted.
+/// Size of the pool for diverse images, relative to the number wanted.
 const POOL: usize = 4;
 
-/// An image that may be worth a look.
+/// A candidate for review.
 struct Candidate {
     index: u64,
     uri: String,
     label: String,
     score: f32,
-    /// How far the score is above that of the next class: little where the model is unsure.
+    /// The difference from the score of the next class: small if the model is uncertain.
     margin: f32,
     /// The label in the other results.
     other: Option<String>,
-    /// Of length 1, where different images are wanted.
+    /// Of length 1, for diverse images.
     embedding: Option<Vec<f32>>,
     model: String,
 }
@@ -39,8 +39,8 @@ struct Candidate {
 /// Runs the command.
 ///
 /// # Errors
-/// When no row is chosen, when different ones are wanted of results without embeddings, or when the file
-/// is there already.
+/// If no row is chosen, if diverse images are wanted but the results have no embeddings, or if the
+/// file already exists.
 pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Result<Exit> {
     let Some(output) = &args.output else {
         return Err(anyhow::anyhow!("give the file for the list with --output").context(Usage));
@@ -98,7 +98,7 @@ fn labels(results: &Results) -> Result<HashMap<String, String>> {
     Ok(labels)
 }
 
-/// What a row is, if it can be chosen at all.
+/// The candidate for a row, if it can be chosen at all.
 fn candidate(
     row: Classification,
     args: &ExportArgs,
@@ -118,7 +118,7 @@ fn candidate(
     let is_chosen = (args.label.is_empty() || args.label.contains(&label))
         && args.min_score.is_none_or(|least| best.score >= least)
         && args.max_score.is_none_or(|most| best.score <= most)
-        // Images that the other results lack say nothing about agreement.
+        // Images missing from the other results say nothing about agreement.
         && (others.is_none() || other.as_ref().is_some_and(|other| *other != label));
     if !is_chosen {
         return Ok(None);
@@ -145,13 +145,13 @@ fn candidate(
     }))
 }
 
-/// The least sure images so far, no more of them than can be chosen.
+/// The least certain images so far, bounded by how many can be chosen.
 struct Pool {
     by_label: BTreeMap<String, Vec<Candidate>>,
-    /// Of each label, and of all.
+    /// For each label, and in all.
     per_class: usize,
     least_sure: usize,
-    /// How many more are kept than are chosen.
+    /// How many more are kept than chosen.
     spare: usize,
     is_diverse: bool,
 }
@@ -181,7 +181,7 @@ impl Pool {
         }
     }
 
-    /// At most so many of each label, at most so many in all, the least sure first.
+    /// At most this many per label and in all, the least certain first.
     fn chosen(self) -> Vec<Candidate> {
         let (per_class, all) = (self.per_class, self.least_sure);
         let mut chosen = Vec::new();
@@ -209,8 +209,8 @@ fn by_margin(a: &Candidate, b: &Candidate) -> Ordering {
     a.margin.total_cmp(&b.margin).then(a.index.cmp(&b.index))
 }
 
-/// At most so many, the least sure one and then always the one that is farthest from all that are chosen
-/// (Gonzalez: "Clustering to Minimize the Maximum Intercluster Distance", 1985).
+/// At most this many: the least certain image, and then always the one farthest from all chosen
+/// ones (Gonzalez: "Clustering to Minimize the Maximum Intercluster Distance", 1985).
 fn different(mut left: Vec<Candidate>, most: usize) -> Vec<Candidate> {
     if left.len() <= most {
         return left;

@@ -1,4 +1,4 @@
-//! Lines for people: counts with their nouns, and messages that fit the terminal.
+//! Lines for people: counts with their nouns, and messages wrapped to the terminal.
 
 use std::io::{self, IsTerminal};
 

@@ -1,4 +1,4 @@
-//! The `trommel` binary: arguments, configuration, telemetry, signals, and nothing else.
+//! The `trommel` binary: only arguments, configuration, telemetry and signals.
 
 mod args;
 mod bench;
@@ -52,8 +52,8 @@ use crate::config::Flags;
 use crate::exit::Exit;
 use crate::telemetry::Telemetry;
 
-// Rows are made on one thread and freed on another, which leaves the system's allocator with twice
-// the memory that is in use. `.cargo/config.toml` says how soon this one gives memory back.
+// Rows are allocated on one thread and freed on another, which leaves the system's allocator with
+// twice the memory in use. `.cargo/config.toml` sets how soon this one returns memory.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -63,9 +63,9 @@ fn main() -> ExitCode {
     match ended {
         Ok(exit) => exit.into(),
         Err(error) => {
-            // A reader that has seen enough (`trommel … | head`) is no error to speak of.
+            // A reader that has seen enough (`trommel … | head`) is not an error.
             if !exit::is_broken_pipe(&error) {
-                // Nowhere is left to report that standard error is closed.
+                // Standard error is closed, so this cannot be reported.
                 drop(writeln!(
                     std::io::stderr(),
                     "trommel: {}",
@@ -77,13 +77,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Switches ONNX Runtime's own reports off, unless the user has set the variable.
+/// Disables ONNX Runtime's telemetry, unless the user has set the variable.
 ///
-/// Since 1.31 the library sends figures of its use to its makers unless this variable is set when it
-/// is loaded, whatever its API is asked for. One who wants the reports sets it to 0.
+/// Since 1.31 the library sends usage data to its vendor unless this variable is set when it is
+/// loaded, whatever the API requests. To enable telemetry, set it to 0.
 fn switch_reports_off() -> Result<()> {
     // Sound only while there is no other thread, so `main` calls this first. `dotenvy` makes the
-    // call that this workspace denies itself, and leaves a variable that is set as it is.
+    // call, which is denied in this workspace, and does not change a variable that is set.
     dotenvy::from_read("ORT_DISABLE_TELEMETRY=1".as_bytes())
         .context("failed to disable ONNX Runtime's telemetry; set ORT_DISABLE_TELEMETRY=1")
 }

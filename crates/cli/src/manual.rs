@@ -1,4 +1,4 @@
-//! What the command line says of itself: scripts that complete it in a shell, and manual pages.
+//! Documentation generated from the command line: shell completions and manual pages.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) fn completions(shell: Shell) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// `trommel man`: `trommel.1`, and `trommel-COMMAND.1` for each command that help shows.
+/// `trommel man`: `trommel.1`, and `trommel-COMMAND.1` for each command in the help.
 pub(crate) fn pages(dir: &Path) -> Result<Exit> {
     let failed = || format!("failed to write manual pages to {}", dir.display());
     std::fs::create_dir_all(dir).with_context(failed)?;

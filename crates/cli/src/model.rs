@@ -17,40 +17,40 @@ use crate::exit::{Exit, Usage};
 use crate::hub::{self, Dtype, HubName};
 use crate::verify;
 
-/// A model that fits the images that its directory says to prepare.
+/// A model whose expected images match the preprocessing in its directory.
 pub(crate) struct OpenedModel {
     pub(crate) model: Model,
     pub(crate) plan: Arc<Plan>,
 }
 
-/// What a model directory holds.
+/// The contents of a model directory.
 pub(crate) enum Opened {
-    /// A model that is run here.
+    /// A local model.
     Model(Box<OpenedModel>),
-    /// A question to servers, and how images are sent.
+    /// A prompt for servers, and how images are sent.
     Prompt(Prompt, Arc<Plan>),
-    /// A small model and a large one, which have to agree on this share of images.
+    /// A small and a large model, with the required share of equal labels.
     Cascade(Box<Opened>, Box<Opened>, f64),
 }
 
-/// An engine, and how images are prepared for it.
+/// An engine with its preprocessing.
 pub(crate) struct Started {
     pub(crate) engine: Engine,
     pub(crate) plan: Arc<Plan>,
-    /// Of a cascade: the same for its large model.
+    /// For a cascade: the preprocessing of the large model.
     pub(crate) also: Option<Arc<Plan>>,
 }
 
-/// How servers are asked about images.
+/// How to send requests to servers.
 pub(crate) struct Asked {
-    /// How large images are sent.
+    /// The size of sent images.
     pub(crate) budget: Option<Budget>,
-    /// Tokens of an answer at most.
+    /// Most tokens of an answer.
     pub(crate) max_tokens: u32,
 }
 
 impl Opened {
-    /// The name of the folder; of a cascade, of both.
+    /// The name of the folder; for a cascade, of both.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Model(opened) => opened.model.name().to_string(),
@@ -70,7 +70,7 @@ impl Opened {
         }
     }
 
-    /// Its labels; none of a prompt that any answer will do for.
+    /// Its labels; empty for a prompt without choices.
     pub(crate) fn labels(&self) -> &[Arc<str>] {
         match self {
             Self::Model(opened) => opened.model.labels(),
@@ -79,7 +79,7 @@ impl Opened {
         }
     }
 
-    /// The columns that its rows have besides.
+    /// The additional columns of its rows.
     pub(crate) fn columns(&self) -> Vec<Column> {
         match self {
             Self::Model(_) => Vec::new(),
@@ -91,7 +91,7 @@ impl Opened {
         }
     }
 
-    /// How servers are asked, if they are.
+    /// The prompt's requests, if it is one.
     pub(crate) fn asked(&self) -> Option<Asked> {
         match self {
             Self::Model(_) => None,
@@ -106,7 +106,7 @@ impl Opened {
         }
     }
 
-    /// Starts it. A size of batches that is not configured is measured first.
+    /// Starts it. If no batch size is configured, it is measured first.
     pub(crate) fn start(self, config: &Config) -> Result<Started> {
         let alone = |engine, plan| Started {
             engine,
@@ -137,7 +137,7 @@ impl Opened {
     }
 }
 
-/// Opens a directory of a model, or of a prompt.
+/// Opens the directory of a model or a prompt.
 pub(crate) fn open_any(
     dir: &Path,
     config: &Config,
@@ -154,7 +154,7 @@ pub(crate) fn open_any(
     Ok(Opened::Prompt(prompt, Arc::new(plan)))
 }
 
-/// What images of common sizes cost in tokens, before and after they are scaled to their budget.
+/// Tokens of images of common sizes, before and after scaling to the budget.
 pub(crate) fn token_examples(plan: &Plan) -> String {
     let Resize::Budget(budget) = plan.resize else {
         return String::new();
@@ -171,8 +171,8 @@ pub(crate) fn token_examples(plan: &Plan) -> String {
     format!("tokens of an image by {family}: {}", sizes.join(", "))
 }
 
-/// Fills in the settings that `trommel tune` has found for the model in a directory, where none are
-/// configured. Opening the directory reports what is wrong with it.
+/// Applies the settings that `trommel tune` found for the model in a directory, unless others are
+/// configured. Opening the directory reports its problems.
 pub(crate) fn take_profile(config: &mut Config, dir: &Path) {
     if !TunedProfile::is_any(&config.infer) || Prompt::is_in(dir) {
         return;
@@ -197,7 +197,7 @@ pub(crate) fn open(
     Ok(opened)
 }
 
-/// The same for rows that may be others.
+/// The same for rows that may differ.
 pub(crate) fn load(
     dir: &Path,
     config: &Config,
@@ -274,7 +274,7 @@ pub(crate) fn run(
         ..RowOptions::default()
     };
     let config = Config::default();
-    // What rows ask for does not matter here: a model without classes is inspected too.
+    // Row options do not matter here: a model without classes can be inspected too.
     let opened = match Prompt::is_in(&dir) {
         true => open_any(&dir, &config, &rows, onnxruntime),
         false => {

@@ -1,4 +1,4 @@
-//! The images that rows are about, wherever they are.
+//! Finds the images of rows.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use trommel_types::{Content, ImageRef, JobOptions, Lane};
 use crate::config::Config;
 use crate::results::Results;
 
-/// Rows that are looked at to find where relative paths begin.
+/// Rows checked to find the base of relative paths.
 const LOOKED_AT: usize = 20;
 
-/// Reads the images that results are about.
+/// Reads the images of results.
 pub(crate) struct Originals {
-    /// Where relative paths begin.
+    /// The base of relative paths.
     root: PathBuf,
     source: Arc<dyn Source>,
 }
 
 impl Originals {
-    /// Finds where relative paths begin: in `named`, else in the first of the current folder, the
-    /// folder of the results and those above it that has one of the first images.
+    /// Finds the base of relative paths: `named`, else the first of the current folder, the folder
+    /// of the results and its parents that contains one of the first images.
     ///
     /// # Errors
-    /// When the results cannot be read, or `named` is no folder.
+    /// If the results cannot be read, or `named` is not a folder.
     pub(crate) fn of(results: &Results, named: Option<&Path>, config: &Config) -> Result<Self> {
         let options = config.source_options(&JobOptions::default());
         let root = match named {
@@ -42,14 +42,14 @@ impl Originals {
         })
     }
 
-    /// The file of an image, as an absolute path; `None` for what is elsewhere, or in an archive.
+    /// The file of an image, as an absolute path; `None` if it is remote or in an archive.
     pub(crate) fn file(&self, uri: &str) -> Option<PathBuf> {
         let path = self.root.join(local(uri)?);
-        // A file's own name may contain the mark that precedes the name of a member.
+        // A file's own name may contain the separator of archive members.
         (path.is_file() || !uri.contains('#')).then_some(path)
     }
 
-    /// A link that a browser follows from any page.
+    /// A link that works from any page.
     pub(crate) fn link(&self, uri: &str) -> Option<String> {
         match remote_scheme(uri) {
             Some("http" | "https") => Some(uri.to_owned()),
@@ -57,7 +57,7 @@ impl Originals {
         }
     }
 
-    /// The encoded bytes of an image, `limit` of them at most.
+    /// The encoded bytes of an image, at most `limit` of them.
     ///
     /// # Errors
     /// Why the bytes cannot be read, as a sentence.
@@ -81,7 +81,7 @@ impl Originals {
     }
 }
 
-/// The path of an image of this machine, or of the archive that it is in.
+/// The local path of an image, or of its archive.
 fn local(uri: &str) -> Option<PathBuf> {
     remote_scheme(uri).is_none().then(|| to_path(uri))
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a path on the command line, and what to give instead.
+//! Errors about wrong paths on the command line, with suggestions.
 
 use std::path::{Path, PathBuf};
 
@@ -6,13 +6,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::exit::Usage;
 
-/// How similar a name must be to be suggested: 1 is equal.
+/// Least similarity of a suggested name: 1 is equal.
 const SIMILAR: f64 = 0.9;
 
-/// Checks that a path to read from exists. `what` names what is read in an error, and `remedy` what to give.
+/// Checks that a path to read exists. In errors, `what` names the input and `remedy` the valid
+/// ones.
 ///
 /// # Errors
-/// Of usage, with the most similar name in the same folder, if there is one.
+/// Of usage, with the most similar name in the same folder, if any.
 pub(crate) fn check_input(path: &Path, what: &str, remedy: &str) -> Result<()> {
     match path.metadata() {
         Ok(_) => Ok(()),
@@ -30,10 +31,10 @@ pub(crate) fn check_input(path: &Path, what: &str, remedy: &str) -> Result<()> {
     }
 }
 
-/// Checks that a file can be written at `path`, before any work is done for it.
+/// Checks that a file can be written at `path`, before any work.
 ///
 /// # Errors
-/// Of usage, when its folder does not exist, or it is a folder itself.
+/// Of usage, if its folder does not exist, or it is a folder itself.
 pub(crate) fn check_output(path: &Path) -> Result<()> {
     if path.is_dir() {
         let folder = anyhow::anyhow!("{} is a folder; name a file in it", path.display());
@@ -51,7 +52,7 @@ pub(crate) fn check_output(path: &Path) -> Result<()> {
     folder.map_or(Ok(()), check).context(Usage)
 }
 
-/// The most similar name in the folder that `path` would be in.
+/// The most similar name in the folder of `path`.
 fn similar(path: &Path) -> Option<PathBuf> {
     let wanted = path.file_name()?.to_str()?;
     let folder = path.parent()?;
@@ -64,7 +65,7 @@ fn similar(path: &Path) -> Option<PathBuf> {
     let rated = names.map(|name| (strsim::jaro_winkler(wanted, &name), name));
     let (_, name) = rated
         .filter(|(similarity, _)| *similarity >= SIMILAR)
-        // The first by name where two are as similar.
+        // The alphabetically first of equally similar names.
         .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| b.1.cmp(&a.1)))?;
     Some(folder.join(name))
 }

@@ -14,7 +14,7 @@ const COLOURS: [&str; 6] = [
     "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#6b46c1", "#718096",
 ];
 
-/// A bar for each name, with a line at `limit` if there is one.
+/// One bar per name, with a line at `limit`, if given.
 pub(crate) fn bars(title: &str, unit: &str, rows: &[(String, f64)], limit: Option<f64>) -> String {
     let longest = rows
         .iter()
@@ -46,15 +46,15 @@ pub(crate) fn bars(title: &str, unit: &str, rows: &[(String, f64)], limit: Optio
     document(all, height)
 }
 
-/// A line of a plot: its name, and its points in rising order of x.
+/// A curve of a plot: its name, and its points by increasing x.
 pub(crate) struct Curve {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
-    /// Whether only the points are drawn.
+    /// Whether to draw only the points.
     pub(crate) scattered: bool,
 }
 
-/// Curves over numbers, with a line at a height of `limit` if there is one.
+/// Curves, with a line at the height of `limit`, if given.
 pub(crate) fn curves(
     title: &str,
     (x_name, y_name): (&str, &str),
@@ -142,7 +142,7 @@ fn text(x: f64, y: f64, words: &str) -> Text {
     Text::new(words).set("x", x).set("y", y)
 }
 
-/// A number in as many digits as its size deserves.
+/// A number with digits appropriate to its size.
 fn short(value: f64) -> String {
     match value {
         value if value >= 100.0 || value == 0.0 => format!("{value:.0}"),

@@ -1,4 +1,4 @@
-//! `trommel profile`: where a model's time goes.
+//! `trommel profile`: where a model spends its time.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::exit::{Exit, Usage};
 use crate::profile_report::{Report, by_operator};
 use crate::{model, profile_picture};
 
-/// Time that each size of batch is measured.
+/// Duration of the measurement of each batch size.
 const MEASURED: Duration = Duration::from_millis(1500);
 
 /// Runs the command.
@@ -34,7 +34,7 @@ pub(crate) fn run(
     let mut throughput = Vec::new();
     for batch in &args.batches {
         let rate = model.rate(batch.get(), MEASURED)?;
-        // A model of a fixed batch has but one.
+        // A model with a fixed batch has only one size.
         if throughput
             .iter()
             .all(|other: &BatchRate| other.batch != rate.batch)

@@ -1,5 +1,5 @@
-//! The picture of a profile: one strip with every node in the order of execution, and bars for what
-//! takes longest.
+//! The picture of a profile: a strip with every node in the order of execution, and bars for the
+//! slowest.
 
 use svg::Document;
 use svg::node::element::{Group, Rectangle, Text, Title};
@@ -11,9 +11,9 @@ const WIDTH: f64 = 1000.0;
 const MARGIN: f64 = 20.0;
 const STRIP: f64 = 60.0;
 const ROW: f64 = 22.0;
-/// Where the bars begin, behind their labels.
+/// Start of the bars, after their labels.
 const BARS: f64 = 420.0;
-/// Colours of the operators, the one that takes longest first; all others share the last one.
+/// Colours of the operators, slowest first; all others share the last one.
 const COLOURS: [&str; 9] = [
     "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#6b46c1", "#8b5e34", "#d53f8c", "#b7791f",
     "#718096",

@@ -7,10 +7,10 @@ use trommel_infer::{BatchRate, NodeTime, Profile};
 
 use crate::lines::counted;
 
-/// Nodes shown to people; JSON has them all.
+/// Number of nodes shown to people; JSON has all.
 const SLOWEST: usize = 10;
 
-/// What `trommel profile` reports.
+/// The report of `trommel profile`.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) model: String,
@@ -19,10 +19,10 @@ pub(crate) struct Report {
     pub(crate) intra_threads: usize,
     #[serde(flatten)]
     pub(crate) profile: Profile,
-    /// Share of the nodes' time spent on moving tensors between devices, 0 to 1.
+    /// Share of the nodes' time spent moving tensors between devices, 0 to 1.
     pub(crate) copy_share: f64,
     pub(crate) operators: Vec<OperatorTime>,
-    /// By size of batch, one instance.
+    /// By batch size, one instance.
     pub(crate) throughput: Vec<BatchRate>,
 }
 
@@ -31,11 +31,11 @@ pub(crate) struct Report {
 pub(crate) struct OperatorTime {
     pub(crate) operator: String,
     pub(crate) nodes: usize,
-    /// In a batch.
+    /// Per batch.
     pub(crate) milliseconds: f64,
 }
 
-/// Totals, the largest first.
+/// Totals, largest first.
 pub(crate) fn by_operator(nodes: &[NodeTime]) -> Vec<OperatorTime> {
     let mut operators: Vec<OperatorTime> = Vec::new();
     for node in nodes {
@@ -57,7 +57,7 @@ pub(crate) fn by_operator(nodes: &[NodeTime]) -> Vec<OperatorTime> {
 }
 
 impl Report {
-    /// The nodes that take longest, the slowest first.
+    /// The slowest nodes, slowest first.
     pub(crate) fn slowest(&self) -> Vec<&NodeTime> {
         let mut nodes: Vec<_> = self.profile.nodes.iter().collect();
         nodes.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));

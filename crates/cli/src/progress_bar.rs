@@ -8,17 +8,18 @@ use trommel_worker::Progress;
 
 use crate::lines::counted;
 
-/// The bar on the screen, so that log lines can be written above it.
+/// The bar on the screen, so that log lines are written above it.
 static ON_SCREEN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// A progress bar with count, rate, ETA and failures, redrawn ten times a second until dropped.
+/// A progress bar with count, rate, ETA and failures, redrawn ten times a second until it is
+/// dropped.
 pub(crate) struct Bar {
     redrawn: tokio::task::JoinHandle<()>,
     counting: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Bar {
-    /// Shows a bar on standard error, or none where that is no terminal or `quiet` is set.
+    /// Shows a bar on standard error, unless that is not a terminal or `quiet` is set.
     ///
     /// The job lists its source only as fast as it works. For an ETA from the start, `source` is listed
     /// a second time, if it can be.
@@ -80,7 +81,7 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
         bar.set_style(style.with_key("images", images));
     }
     if let Some(total) = known {
-        // The rate counts this run's images alone, so the bar's length leaves out the others.
+        // The rate is that of this run, so the bar's length excludes resumed images.
         bar.set_length(total.saturating_sub(progress.resumed()));
     }
     bar.set_position(done);

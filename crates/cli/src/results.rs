@@ -1,4 +1,4 @@
-//! Results wherever they are: on this machine, in a bucket, in a database.
+//! Reads results from this machine, a bucket or a database.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::paths::check_input;
 
 const REMEDY: &str = "give the file or folder that trommel classify wrote with --output";
 
-/// Results as a command names them, copied to this machine where they are elsewhere.
+/// The results given to a command, copied to this machine if they are remote.
 pub(crate) struct Results {
     named: String,
     path: PathBuf,
@@ -29,12 +29,12 @@ impl Results {
     /// `postgres://user@host/database?table=name`.
     ///
     /// # Errors
-    /// Of usage: when there are no such results, or they cannot be read.
+    /// Of usage: if there are no such results, or they cannot be read.
     pub(crate) fn open(named: &str, config: &Config) -> Result<Self> {
         Self::copied(named, config, false)
     }
 
-    /// The same, with the embeddings that they hold.
+    /// The same, with embeddings.
     ///
     /// # Errors
     /// As [`Results::open`].
@@ -82,14 +82,14 @@ impl Results {
     /// Their rows, sorted by index within a part.
     ///
     /// # Errors
-    /// When there are no such results; a row that cannot be read is an error of the iterator.
+    /// If there are no such results; an unreadable row is an error of the iterator.
     pub(crate) fn rows(
         &self,
     ) -> Result<impl Iterator<Item = Result<ResultRow, StorageError>> + use<>> {
         read_rows(&self.path).context(Usage)
     }
 
-    /// Their rows as they were written, with embeddings if there are some.
+    /// The rows as they were written, with embeddings if present.
     ///
     /// # Errors
     /// As [`Results::rows`].
@@ -97,8 +97,8 @@ impl Results {
         read_stored(&self.path, true).context(Usage)
     }
 
-    /// The same by column, for rows of a job that are made of them; `None` where they have to be read one by
-    /// one.
+    /// The same by column, for a job that derives rows from them; `None` if they have to be read
+    /// row by row.
     ///
     /// # Errors
     /// As [`Results::rows`].
@@ -106,8 +106,8 @@ impl Results {
         StoredColumns::open(&self.path, job).context(Usage)
     }
 
-    /// Refuses rows two of which have the same index and, where new rows are to be as `dense` as those of an
-    /// output, rows between which one is missing.
+    /// Refuses rows with duplicate indices and, if new rows must be as `dense` as those of an
+    /// output, rows with missing indices.
     ///
     /// # Errors
     /// Of usage, with the name of the file.
@@ -128,13 +128,13 @@ impl Results {
         Err(anyhow!(problem).context(Usage))
     }
 
-    /// Where they are on this machine to begin with; `None` for a copy.
+    /// Their original location on this machine; `None` for a copy.
     pub(crate) fn local(&self) -> Option<&Path> {
         self.copy.is_none().then_some(&*self.path)
     }
 }
 
-/// As the user named them, without a password.
+/// As the user gave them, without a password.
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.named)

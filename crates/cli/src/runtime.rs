@@ -3,17 +3,17 @@
 use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
-/// A runtime with one thread for each core.
+/// A runtime with one thread per core.
 pub(crate) fn on_all_cores() -> Result<Runtime> {
     start(&mut Builder::new_multi_thread())
 }
 
-/// A runtime with so many threads, where other threads do the work.
+/// A runtime with this many threads, if other threads do the work.
 pub(crate) fn on_threads(threads: usize) -> Result<Runtime> {
     start(Builder::new_multi_thread().worker_threads(threads))
 }
 
-/// A runtime that runs only while its caller waits.
+/// A runtime that only runs while its caller waits.
 pub(crate) fn on_this_thread() -> Result<Runtime> {
     start(&mut Builder::new_current_thread())
 }

@@ -19,12 +19,12 @@ use crate::progress_bar::LogWriter;
 use crate::telemetry::Telemetry;
 use crate::{model, shutdown};
 
-/// The token, where no file holds it.
+/// The variable with the token, if there is no file.
 const TOKEN: &str = "TROMMEL_SERVE_TOKEN";
 /// Longest wait for the broker at the end.
 pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
-/// `trommel serve`: everything is opened and warmed up first, then requests are answered until a stop.
+/// `trommel serve`: opens and warms up everything, then answers requests until a stop.
 pub(crate) fn run(
     args: ServeArgs,
     mut config: Config,
@@ -69,17 +69,17 @@ pub(crate) fn run(
         front.announce();
         let ended = front.run(config.shutdown.drain_timeout, stop).await;
         if let Some(broker) = broker {
-            // Answers that were given are still on their way.
+            // Answers may still be on their way.
             drop(timeout(FLUSH, broker.flush()).await);
         }
         ended
     });
-    // A thread may still hang in an image; it holds nothing that has to be kept.
+    // A thread may still hang in an image; it has no state to keep.
     runtime.shutdown_background();
     ended.map(|()| Exit::Success)
 }
 
-/// All ways to ask, open.
+/// All protocols, open.
 pub(crate) struct Front {
     server: Server,
     service: Option<NatsService>,
@@ -90,7 +90,7 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Listens, and makes the models known to the broker if `serve.nats` says so.
+    /// Listens, and registers the models with the broker if `serve.nats` is set.
     pub(crate) async fn open(
         answers: Arc<Answers>,
         config: &Config,
@@ -111,7 +111,7 @@ impl Front {
         };
         let live = match broker {
             Some(broker) if !config.live.sources.is_empty() => {
-                // One is decoded by each thread, and one waits for it.
+                // One image per decoding thread, and one waiting for each.
                 let abreast = 2 * config.preprocess.threads();
                 Some(LiveSources::start(broker, entrance, &config.live, abreast).await?)
             }
@@ -137,13 +137,14 @@ impl Front {
         })
     }
 
-    /// Says where it answers.
+    /// Reports its address.
     pub(crate) fn announce(&self) {
-        // Nowhere is left to report that standard error is closed.
+        // Standard error is closed, so this cannot be reported.
         drop(writeln!(LogWriter, "trommel: answering on {}", self.url));
     }
 
-    /// Answers until `stop` fires or the process cannot go on, which fires `stop`; then what has begun.
+    /// Answers until `stop` fires or the process fails, which fires `stop`; then finishes accepted
+    /// requests.
     pub(crate) async fn run(self, drain_timeout: Duration, stop: CancellationToken) -> Result<()> {
         let Self {
             server,
@@ -205,7 +206,7 @@ fn open(
     for name in &args.model {
         let dir = name.folder(args.dtype, true)?;
         let mut config = config.clone();
-        // Of one alone its profile has been taken, for the threads that prepare too.
+        // The profile of a single model was applied, including its preprocess threads.
         if args.model.len() > 1 {
             model::take_profile(&mut config, &dir);
         }

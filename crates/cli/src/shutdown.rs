@@ -5,7 +5,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// Returns a token that fires at the first SIGINT or SIGTERM. The second one ends the process at
-/// once: what is committed stays, what is in flight is lost and done again by the next run.
+/// once: committed rows stay, and work in flight is lost and repeated by the next run.
 pub(crate) fn on_signal() -> Result<CancellationToken> {
     let mut interrupts = listen(SignalKind::interrupt())?;
     let mut terminations = listen(SignalKind::terminate())?;
@@ -34,6 +34,6 @@ async fn either(interrupts: &mut Signal, terminations: &mut Signal) {
 }
 
 fn say(what: &str) {
-    // Nowhere is left to report that standard error is closed.
+    // Standard error is closed, so this cannot be reported.
     drop(writeln!(crate::progress_bar::LogWriter, "trommel: {what}"));
 }

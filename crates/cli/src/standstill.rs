@@ -1,13 +1,13 @@
-//! Why a job that somebody waits for does not move.
+//! Explains why a watched job makes no progress.
 
 use std::time::{Duration, Instant};
 
 use trommel_worker::{Client, JobStatus, WorkerError};
 
-/// Time without a change after which the reason is looked for.
+/// Time without progress before the reason is requested.
 const LOOK_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a job has stood still.
+/// How long a job has made no progress.
 pub(crate) struct Standstill {
     seen: (u64, u64),
     since: Instant,
@@ -23,10 +23,10 @@ impl Standstill {
         }
     }
 
-    /// What keeps the job, a sentence each: once for each time that it stands still.
+    /// The reasons, one sentence each, once per standstill.
     ///
     /// # Errors
-    /// When the workers cannot be asked; one that does not answer only delays the reasons.
+    /// If the workers cannot be asked; a worker that does not answer only delays the reasons.
     pub(crate) async fn explain(
         &mut self,
         client: &Client,

@@ -17,28 +17,28 @@ use crate::forecast::{Compared, Spending, money};
 use crate::cascade::CascadeReport;
 use crate::lines::{counted, with_head};
 
-/// What is known of this run of a job while it lasts and after.
+/// Information about this run of a job, during and after it.
 pub(crate) struct Run {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) started: Instant,
-    /// The job and its run, as the rows name them.
+    /// The job and its run, as recorded in rows.
     pub(crate) job_id: String,
     pub(crate) run: String,
     /// Whether its rows are added to others.
     pub(crate) adds: bool,
     pub(crate) preprocess_threads: usize,
-    /// Images that are read in parallel at most.
+    /// Most images read in parallel.
     pub(crate) reads: usize,
     pub(crate) spending: Spending,
-    /// The estimate of a dry run of the job.
+    /// The forecast of a dry run of the job.
     pub(crate) forecast: Option<Forecast>,
-    /// Of a cascade: its thresholds and statistics.
+    /// For a cascade: its thresholds and statistics.
     pub(crate) cascade: Option<CascadeReport>,
 }
 
-/// The stage that the others waited for, of a run until now.
+/// The bottleneck of a run so far.
 pub(crate) fn busiest(run: &Run) -> &'static str {
     bottleneck(&stages(run, &run.engine.stats(), run.started.elapsed()))
 }
@@ -79,7 +79,7 @@ impl Run {
         }
     }
 
-    /// The summary of a run whose rows went to a stream.
+    /// The summary of a run with rows on a stream.
     pub(crate) fn summary(&self) -> Summary {
         let model = &self.engine;
         Summary {
@@ -112,23 +112,23 @@ impl Run {
     }
 }
 
-/// What is reported at the end of a job; displays as lines for people.
+/// The report at the end of a job; displays as lines for people.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) summary: Summary,
     pub(crate) output: Option<String>,
-    /// Failed rows that were retried, and their outcomes.
+    /// Retried rows, and their outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     retried: Option<Retried>,
-    /// Rows that were added to existing ones, and their outcomes.
+    /// Added rows, and their outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     added: Option<Retried>,
-    /// About this run; absent when the job was complete before.
+    /// About this run; absent if the job was already complete.
     run: Option<RunReport>,
 }
 
-/// Rows of this run among those of others.
+/// Rows of this run among existing ones.
 #[derive(Debug, Serialize)]
 struct Retried {
     rows: u64,
@@ -150,10 +150,10 @@ struct RunReport {
     /// At the user's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
-    /// Compared with a dry run's estimate for all images.
+    /// Compared with the forecast for all images.
     #[serde(skip_serializing_if = "Option::is_none")]
     forecast: Option<Compared>,
-    /// What the servers of a prompt were asked.
+    /// The requests of a prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt: Option<PromptStats>,
     /// The thresholds and statistics of a cascade.
@@ -161,17 +161,17 @@ struct RunReport {
     cascade: Option<CascadeReport>,
 }
 
-/// Where the time went.
+/// Times by stage.
 #[derive(Debug, Serialize)]
 struct Stage {
     name: &'static str,
-    /// Seconds summed over the threads that did it.
+    /// Seconds summed over its threads.
     thread_seconds: f64,
-    /// Of the time of all stages, 0 to 1.
+    /// Share of the time of all stages, 0 to 1.
     share: f64,
-    /// How many run in parallel at most.
+    /// Most in parallel.
     threads: usize,
-    /// Share of the time that so many threads had, 0 to 1.
+    /// Busy share of these threads, 0 to 1.
     busy: f64,
     /// Per image, from arrival to departure; for commit, per part.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,14 +194,15 @@ impl Report {
     pub(crate) fn of_run(summary: Summary, destination: Option<&Output>, run: &Run) -> Self {
         let wall = run.started.elapsed();
         let progress = &run.progress;
-        // Rows of this run's own sample were there before the rest began, and not before the run.
+        // Rows of this run's own sample were committed before the rest began, but not before the
+        // run.
         let sampled = run.cascade.as_ref().map_or(0, CascadeReport::sampled);
         let sampled = sampled.min(progress.resumed());
         let images = progress.ok() + progress.failed() + sampled;
         let engine = run.engine.stats();
         let stages = stages(run, &engine, wall);
         let cost = run.spending.cost(wall, progress);
-        // The estimate is for all images in one run.
+        // The forecast is for all images in one run.
         let forecast = run.forecast.filter(|said| said.images == images);
         let run_report = RunReport {
             images,
@@ -263,10 +264,10 @@ fn stages(run: &Run, engine: &EngineStats, wall: Duration) -> Vec<Stage> {
     .into()
 }
 
-/// Decoding and resizing are done by the same threads.
+/// The same threads decode and resize.
 const PREPARING: [&str; 2] = ["decode", "resize"];
 
-/// How busy what does this stage was, 0 to 1.
+/// Busy share of this stage's threads, 0 to 1.
 fn load(stages: &[Stage], stage: &Stage) -> f64 {
     let same = |other: &&Stage| {
         other.name == stage.name
@@ -277,10 +278,10 @@ fn load(stages: &[Stage], stage: &Stage) -> f64 {
     stages.iter().filter(same).map(|stage| stage.busy).sum()
 }
 
-/// Below this load no stage holds the others up: what took the time is the start, or the listing.
+/// Below this load no stage is the bottleneck: startup or listing took the time.
 const IDLE: f64 = 0.25;
 
-/// The stage that the others waited for: of those whose threads were the busiest, the longest.
+/// The bottleneck: among the stages with the busiest threads, the longest.
 fn bottleneck(stages: &[Stage]) -> &'static str {
     let busiest = stages.iter().max_by(|a, b| {
         let loads = load(stages, a).total_cmp(&load(stages, b));
@@ -383,7 +384,7 @@ impl Report {
     }
 }
 
-/// A line for each stage: how busy its threads were, and percentiles of its times where there are any.
+/// One line per stage: how busy its threads were, and percentiles of its times, if any.
 fn write_stages(f: &mut impl fmt::Write, stages: &[Stage]) -> fmt::Result {
     writeln!(f, "  stage    busy     p50 ms    p95 ms    p99 ms")?;
     for Stage {
@@ -402,13 +403,13 @@ fn write_stages(f: &mut impl fmt::Write, stages: &[Stage]) -> fmt::Result {
     Ok(())
 }
 
-/// The percentiles that people ask for, in milliseconds.
+/// The usual percentiles, in milliseconds.
 pub(crate) fn three(times: &Percentiles) -> String {
     let Percentiles { p50, p95, p99, .. } = times;
     format!("{p50:.2} / {p95:.2} / {p99:.2}")
 }
 
-/// What servers were asked, in this run.
+/// The requests to servers in this run.
 fn write_prompt(f: &mut impl fmt::Write, stats: &PromptStats) -> fmt::Result {
     let PromptStats {
         requests,
@@ -443,7 +444,7 @@ fn write_failure(f: &mut impl fmt::Write, kind: &str, failure: &FailureSummary) 
         example,
         error,
     } = failure;
-    // Most messages name the object themselves.
+    // Most messages already name the object.
     let separator = if error.contains(example.as_str()) {
         String::new()
     } else {
@@ -453,7 +454,7 @@ fn write_failure(f: &mut impl fmt::Write, kind: &str, failure: &FailureSummary) 
     writeln!(f, "{}", with_head(&head, &format!("{separator}{error}")))
 }
 
-/// Prints the failures so far, of a run that ends early because of them.
+/// Prints the failures so far, if they end the run early.
 pub(crate) fn print_failures(run: &Run, out: &mut impl Write) -> Result<()> {
     let mut text = String::new();
     for (kind, failure) in run.failures() {
@@ -477,7 +478,7 @@ mod tests {
         }
     }
 
-    /// N40: many reads side by side add up to more thread-seconds than the stage that they wait for.
+    /// N40: many concurrent reads add up to more thread-seconds than the stage that they wait for.
     #[test]
     fn the_bottleneck_is_what_is_busiest_not_what_adds_up_to_most() {
         let stages = [

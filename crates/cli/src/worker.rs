@@ -15,7 +15,7 @@ use crate::serve::{self, FLUSH, Front};
 use crate::shutdown;
 use crate::telemetry::Telemetry;
 
-/// `trommel worker`: holds roles until it is asked to stop.
+/// `trommel worker`: runs roles until it is stopped.
 pub(crate) fn run(
     args: WorkerArgs,
     config: Config,
@@ -68,27 +68,27 @@ pub(crate) fn run(
         let front = front.await.context(Usage)?;
         front.announce();
         let requests = front.run(config.shutdown.drain_timeout, stop.clone());
-        // Whichever ends first ends the other.
+        // Whichever ends first stops the other.
         let jobs = async {
             let ended = worker.run(stop.clone(), ready).await;
             stop.cancel();
             ended
         };
         let (answered, worked) = tokio::join!(requests, jobs);
-        // Answers that were given last are still on their way.
+        // The last answers may still be on their way.
         drop(timeout(FLUSH, broker.flush()).await);
         answered?;
         Ok(worked?)
     });
-    // A thread may still wait for a store; it holds nothing that has to be kept.
+    // A thread may still wait for a store; it has no state to keep.
     runtime.shutdown_background();
     ended.map(|()| Exit::Success)
 }
 
-/// Whether a process with these roles takes requests from clients.
+/// Whether a process with these roles accepts requests from clients.
 ///
 /// # Errors
-/// When it is asked to and cannot, or holds a role that has nothing to do.
+/// If it cannot do so, or has a role with nothing to do.
 fn answers_requests(roles: &[Role], args: &WorkerArgs) -> Result<bool> {
     let has = |role| roles.contains(&role);
     let fronts = has(Role::Serve) || (has(Role::Preprocess) && has(Role::Infer));
@@ -107,7 +107,7 @@ fn answers_requests(roles: &[Role], args: &WorkerArgs) -> Result<bool> {
 }
 
 fn say(what: &str) {
-    // Nowhere is left to report that standard error is closed.
+    // Standard error is closed, so this cannot be reported.
     drop(writeln!(LogWriter, "trommel: {what}"));
 }
 

@@ -9,7 +9,7 @@ use super::shared::{LabelArgs, label_score, score};
 use super::{PartFormat, S3Args};
 use crate::hub::{Dtype, ModelName};
 
-/// Where rows go that are made of others.
+/// The output of derived rows.
 #[derive(Debug, Args)]
 pub(crate) struct DerivedArgs {
     /// Where rows go: x.parquet, x.jsonl, x.csv, a folder of parts, s3://bucket/prefix/, or
@@ -79,7 +79,7 @@ pub(crate) struct RelabelArgs {
 }
 
 impl RelabelArgs {
-    /// The thresholds as options of the job's record, named as those of a classified job.
+    /// The thresholds as options of the job's record, named as in a classified job.
     pub(crate) fn threshold_options(&self) -> impl Iterator<Item = (String, String)> {
         let general = self.threshold.map(|score| ("threshold".to_owned(), score));
         let of_labels = self.thresholds.iter();

@@ -1,4 +1,4 @@
-//! Arguments of the commands that look ahead: `plan`, and what others say of costs.
+//! Arguments of the commands that plan and estimate: `plan`, `bench`, `tune`, and prices.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::plan::{Service, seconds_argument};
 
 use super::{RowArgs, S3Args, TuningArgs};
 
-/// What things cost the user.
+/// The user's prices.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Costs")]
 pub(crate) struct PriceArgs {
@@ -297,7 +297,7 @@ pub(crate) enum PlanHop {
     Local,
 }
 
-/// How requests come.
+/// Distribution of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ArrivalArg {
     /// Random and independent of each other

@@ -1,4 +1,4 @@
-//! What is wrong with a number or an address on the command line, in words that name the remedy.
+//! Errors about invalid numbers and addresses on the command line, with the remedy.
 
 use std::error::Error as StdError;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use clap::{Command, CommandFactory, Error, FromArgMatches};
 
 use super::Cli;
 
-/// The process's command line. Ends the process, with the reason, if it cannot be carried out.
+/// Parses the process's command line. Ends the process, with the reason, if it is invalid.
 pub(crate) fn parse() -> Cli {
     parse_from(std::env::args_os()).unwrap_or_else(|error| error.exit())
 }
@@ -21,14 +21,14 @@ fn parse_from(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> R
     Cli::from_arg_matches(&matches)
 }
 
-/// Reads `-1` as the value of an option, so that the option refuses it, and not as a flag.
+/// Parses `-1` as the value of an option, so that the option refuses it, instead of as a flag.
 fn with_negative_numbers(command: Command) -> Command {
     command
         .allow_negative_numbers(true)
         .mut_subcommands(with_negative_numbers)
 }
 
-/// The error with the option and the remedy, where the parser has the standard library's words.
+/// The error with the option and the remedy, in place of the standard library's message.
 fn explained(error: Error) -> Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text),
@@ -48,7 +48,7 @@ fn explained(error: Error) -> Error {
     Error::raw(ErrorKind::ValueValidation, message)
 }
 
-/// What a value must be that could not be read for this reason.
+/// The valid values, if this was the reason for the error.
 fn remedy(reason: &(dyn StdError + 'static)) -> Option<&'static str> {
     if let Some(error) = reason.downcast_ref::<ParseIntError>() {
         return Some(match error.kind() {
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// What cannot be 0 is known by its type, so an option that is added later is answered too.
+    /// Types that exclude 0 are covered automatically, so options added later are too.
     #[test]
     fn no_option_answers_in_the_words_of_the_standard_library() {
         let mut commands = vec![Cli::command()];

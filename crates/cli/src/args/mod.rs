@@ -1,4 +1,4 @@
-//! What the command line says: a file for each group of commands.
+//! The command line, in one file per group of commands.
 
 mod classify;
 mod embeddings;
@@ -34,7 +34,7 @@ pub(crate) use self::shared::{
 };
 pub(crate) use self::worker::{AccessArgs, HopArg, RoleArg, WorkerArgs};
 
-/// Warnings, but for those of libraries whose failures are in an error of ours too.
+/// Warnings, except from libraries whose failures also appear in our errors.
 const DEFAULT_LOG: &str = "warn,ort=off,aws_config=off";
 
 /// Bulk image classification: one row for each of your images.

@@ -1,4 +1,4 @@
-//! Arguments of the commands that help a user to begin: `demo`, `completions` and `man`.
+//! Arguments of the commands for getting started: `demo`, `completions` and `man`.
 
 use std::path::PathBuf;
 

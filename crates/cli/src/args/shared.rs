@@ -1,4 +1,4 @@
-//! Groups of arguments that several commands have.
+//! Arguments shared by several commands.
 
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -90,7 +90,7 @@ pub(crate) struct TelemetryArgs {
     pub(crate) otlp_endpoint: Option<String>,
 }
 
-/// Flags that stand above the configuration file; each is named as its setting there.
+/// Flags that override the configuration file; each is named like its setting.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct TuningArgs {
@@ -126,8 +126,8 @@ pub(crate) struct TuningArgs {
     pub(crate) elsewhere: OtherNames,
 }
 
-/// Names that other programs have for these flags: refused, with ours. What is nearest in spelling
-/// would be named otherwise.
+/// Names of these flags in other programs: refused, with the right name. Suggestions by spelling
+/// would be misleading.
 #[derive(Debug, Default, Args)]
 pub(crate) struct OtherNames {
     #[arg(long, hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("--max-batch"))]
@@ -198,10 +198,10 @@ pub(crate) struct RowArgs {
 }
 
 impl RowArgs {
-    /// What rows hold, where the configuration asks for this reference.
+    /// The row options, with the reference from the configuration as the default.
     ///
     /// # Errors
-    /// When the labels cannot be read, or are wrong.
+    /// If the labels cannot be read, or are invalid.
     pub(crate) fn options(&self, configured: Reference) -> Result<RowOptions> {
         let default = RowOptions::default();
         Ok(RowOptions {
@@ -224,7 +224,7 @@ impl RowArgs {
     }
 }
 
-/// Classes that the command names, of models with a tower for texts.
+/// Your own classes, for models with a text tower.
 #[derive(Debug, Default, Args)]
 pub(crate) struct LabelArgs {
     /// File of labels, one per line: your own classes, for CLIP, SigLIP and other models with a
@@ -242,7 +242,7 @@ impl LabelArgs {
     /// The labels, if there are any.
     ///
     /// # Errors
-    /// When the file cannot be read, or what it holds cannot be labels.
+    /// If the file cannot be read, or its contents cannot be labels.
     pub(crate) fn read(&self) -> Result<Option<LabelSet>> {
         let Some(file) = &self.labels else {
             return Ok(None);
@@ -293,7 +293,7 @@ pub(super) fn label_score(text: &str) -> Result<(String, f32), String> {
     Ok((label.to_owned(), score(text)?))
 }
 
-/// A filter of log lines. A lone word must be a level: the parser takes any other for a module.
+/// A log filter. A single word must be a level: the parser takes any other word as a module.
 pub(super) fn log_filter(text: &str) -> Result<String, String> {
     let expected = "expected off, error, warn, info, debug or trace, or MODULE=LEVEL, such as \
                     trommel_worker=debug; several with commas between";

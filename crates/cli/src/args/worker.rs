@@ -64,7 +64,7 @@ pub(crate) struct WorkerArgs {
     pub(crate) telemetry: TelemetryArgs,
 }
 
-/// Where a worker reads and writes for those who submit jobs.
+/// Where a worker may read and write for submitted jobs.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {

@@ -1,4 +1,4 @@
-//! The ways of tensors from preprocess to infer, alone.
+//! Measures how tensors get from preprocess to infer, alone.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use trommel_types::PreparedImage;
 use super::measures::HopRate;
 use super::spread::Times;
 
-/// Tensors that are sent through a queue in this process.
+/// Tensors sent through a queue in this process.
 const LOCAL: usize = 20_000;
-/// Tensors that are sent through a broker.
+/// Tensors sent through a broker.
 const BROKER: usize = 2_000;
-/// Tensors on their way at once.
+/// Tensors in flight.
 const WINDOW: usize = 64;
 
 /// In memory.
 ///
 /// # Errors
-/// None that a queue in memory has.
+/// Those of an in-memory queue, which has none.
 pub(super) async fn local(tensor: &PreparedImage) -> Result<HopRate> {
     let queue = MemoryQueue::new(MemoryQueueConfig {
         capacity: 2 * WINDOW,
@@ -34,7 +34,7 @@ pub(super) async fn local(tensor: &PreparedImage) -> Result<HopRate> {
     measure("local", Arc::new(queue), tensor, LOCAL).await
 }
 
-/// Through streams of a name of their own, which are removed afterwards.
+/// Through temporary streams with their own name.
 ///
 /// # Errors
 /// If the broker cannot be reached, or refuses the streams.
@@ -71,7 +71,7 @@ async fn through(broker: &Broker, tensor: &PreparedImage) -> Result<HopRate> {
     measure("jetstream", Arc::new(queue), tensor, BROKER).await
 }
 
-/// Removes the streams that begin with a prefix of our own.
+/// Removes the streams with our own prefix.
 async fn remove_streams(broker: &Broker, prefix: &str) -> Result<()> {
     let context = async_nats::jetstream::new(broker.client().clone());
     let names: Vec<String> = context
@@ -92,7 +92,7 @@ async fn remove_streams(broker: &Broker, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Publishes and takes `count` tensors at the same time.
+/// Publishes and consumes `count` tensors concurrently.
 async fn measure(
     hop: &str,
     queue: Arc<dyn Queue<PreparedImage>>,
@@ -104,7 +104,7 @@ async fn measure(
         let sent = stream::iter(0..count as u64).map(async |index| {
             let mut tensor = tensor.clone();
             tensor.image.index = index;
-            // The time of sending travels in a field that is otherwise unused here.
+            // The send time travels in a field that is otherwise unused here.
             tensor.image.etag = Some(start.elapsed().as_nanos().to_string());
             queue.publish(&index.to_string(), tensor).await.map(drop)
         });

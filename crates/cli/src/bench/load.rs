@@ -1,7 +1,8 @@
-//! Requests at given times, whatever becomes of the ones before: an open loop.
+//! Sends requests at given times, regardless of earlier ones: an open loop.
 //!
-//! Each counts from the moment at which it was due. A server that falls behind cannot put requests off
-//! and so hide how long their senders would have waited, which is known as coordinated omission.
+//! The latency of each counts from when it was due. A server that falls behind cannot delay
+//! requests and so hide how long their senders would have waited, which is known as coordinated
+//! omission.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,41 +17,41 @@ use super::measures::Spread;
 use super::spread::Times;
 use crate::plan::Random;
 
-/// Requests that are open at once at most; further ones are sent late, and counted from when they were due.
+/// Most open requests; further ones are sent late, and counted from when they were due.
 const MOST_OPEN: usize = 8192;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// A row.
     Ok,
-    /// The server takes no more for now.
+    /// The server refuses it for now.
     Refused,
-    /// Anything else, in words.
+    /// Any other failure, with its message.
     Failed(String),
 }
 
-/// Where requests go.
+/// The server under test.
 #[async_trait::async_trait]
 pub(crate) trait Target: Send + Sync + 'static {
-    /// Sends the image of this number and waits for the answer.
+    /// Sends the image with this number and waits for the answer.
     async fn ask(&self, image: usize) -> Answer;
 }
 
 /// When requests are due.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schedule {
-    /// Requests a second.
+    /// Requests per second.
     pub(crate) rate: f64,
-    /// Whether they come at equal distances, not at random.
+    /// Whether the intervals are equal instead of random.
     pub(crate) constant: bool,
-    /// For how long they come.
+    /// The duration.
     pub(crate) time: Duration,
     pub(crate) seed: u64,
 }
 
 impl Schedule {
-    /// The times at which requests are due, since the beginning.
+    /// The times at which requests are due, from the start.
     fn times(&self) -> impl Iterator<Item = Duration> + use<> {
         let Self {
             rate,
@@ -71,28 +72,28 @@ impl Schedule {
     }
 }
 
-/// What requests at one rate have shown.
+/// The result for one rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
-    /// Requests a second, as was asked for.
+    /// The target rate in requests per second.
     pub(crate) rate: f64,
     pub(crate) seconds: f64,
     pub(crate) sent: u64,
     pub(crate) ok: u64,
     pub(crate) refused: u64,
     pub(crate) failed: u64,
-    /// Of the rows, from when each request was due to its answer.
+    /// Latencies of rows, from when each request was due.
     pub(crate) milliseconds: Spread,
-    /// The same by percentile, for plots.
+    /// The same as percentiles, for plots.
     pub(crate) percentiles: Vec<(f64, f64)>,
-    /// Rows a second that came within the deadline.
+    /// Rows per second within the deadline.
     pub(crate) goodput: f64,
     pub(crate) deadline_milliseconds: f64,
     /// Failures by message.
     pub(crate) failures: BTreeMap<String, u64>,
 }
 
-/// Percentiles that a plot is drawn through.
+/// Percentiles in a plot.
 const DRAWN: [f64; 14] = [
     1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 97.5, 99.0, 99.5, 99.75, 99.9, 99.95, 99.99,
 ];
@@ -170,8 +171,8 @@ mod tests {
 
     use super::*;
 
-    /// A server whose answers take times of a known distribution. Time is tokio's, which stands still while
-    /// there is work: the machine's speed does not matter.
+    /// A server with a known distribution of latencies. Time is tokio's, which is paused while
+    /// there is work, so the machine's speed does not matter.
     struct Delays(Mutex<Random>);
 
     #[async_trait::async_trait]
@@ -217,7 +218,7 @@ mod tests {
             p999,
             ..
         } = load.milliseconds;
-        // Of an exponential distribution with a mean of 100 ms; and a millisecond for the clock's ticks.
+        // Exponential with a mean of 100 ms, plus a millisecond for the clock's resolution.
         for (found, above) in [
             (p50, 0.5),
             (p90, 0.1),
@@ -240,7 +241,7 @@ mod tests {
         );
     }
 
-    /// A server that answers one request at a time, 10 ms each, and stands still for a second once.
+    /// A server that answers one request at a time, in 10 ms each, and stalls once for a second.
     struct Stalls(tokio::sync::Mutex<u32>);
 
     #[async_trait::async_trait]
@@ -265,9 +266,9 @@ mod tests {
         )
         .await;
         assert_eq!(load.ok, 1000);
-        // One request is slow; the fifty that were due in that second wait for it, and as many again until
-        // the server has caught up, which it does at twice the rate. One that only asked after each
-        // answer would have seen a single slow one, and a p95 of 10 ms.
+        // One request is slow; the fifty that were due in that second wait for it, and as many
+        // again until the server has caught up, at twice the rate. A closed loop would have seen a
+        // single slow request, and a p95 of 10 ms.
         let late = load.ok as f64 - load.goodput * load.seconds;
         assert!((80.0..110.0).contains(&late), "{late}");
         assert!(load.milliseconds.p95 > 400.0, "{:?}", load.milliseconds);

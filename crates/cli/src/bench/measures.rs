@@ -1,14 +1,14 @@
-//! What `trommel bench` has measured, as it is written and as `trommel plan` reads it.
+//! The measurements of `trommel bench`, as written there and read by `trommel plan`.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// The version of this form. A file of another one is refused.
+/// The version of the file format. Files of other versions are refused.
 pub(crate) const VERSION: u32 = 1;
 
-/// All that was measured of a model on a machine with a sample of images.
+/// All measurements of a model on a machine with a sample of images.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Measures {
     pub(crate) version: u32,
@@ -17,49 +17,49 @@ pub(crate) struct Measures {
     pub(crate) sample: Sample,
     /// Each stage alone, in the order of the pipeline.
     pub(crate) stages: Vec<StageTime>,
-    /// The model by size of batch, with all sessions at work.
+    /// The model by batch size, with all sessions busy.
     pub(crate) compute: Vec<BatchTime>,
-    /// Ways of tensors from preprocess to infer.
+    /// The hops from preprocess to infer.
     pub(crate) hops: Vec<HopRate>,
-    /// All stages at once.
+    /// The whole pipeline.
     pub(crate) pipeline: Pipeline,
 }
 
-/// Where it was measured.
+/// The machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// The processor, or the GPU, by the name that the system has for it.
+    /// The processor or GPU, as named by the system.
     pub(crate) name: String,
     pub(crate) cores: usize,
-    /// Share of the processors that other programs took meanwhile, 0 to 1.
+    /// Share of the CPUs used by other programs during the measurements, 0 to 1.
     pub(crate) others: f64,
 }
 
-/// What was measured.
+/// The model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuredModel {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) device: String,
-    /// Sessions side by side.
+    /// Sessions in parallel.
     pub(crate) instances: usize,
     pub(crate) intra_threads: usize,
     pub(crate) max_batch: usize,
 }
 
-/// The images that it was measured with.
+/// The sample images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) images: usize,
-    /// Of them, those that could not be read or decoded; they are left out.
+    /// Images that could not be read or decoded, and were left out.
     pub(crate) failed: usize,
-    /// Encoded bytes of an image on average.
+    /// Mean size of an encoded image.
     pub(crate) image_bytes: f64,
     /// Bytes of a tensor.
     pub(crate) tensor_bytes: usize,
 }
 
-/// How a time is distributed, in milliseconds.
+/// A distribution of times, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) mean: f64,
@@ -75,11 +75,11 @@ pub(crate) struct Spread {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StageTime {
     pub(crate) stage: String,
-    /// Of one image.
+    /// Per image.
     pub(crate) milliseconds: Spread,
-    /// How many of it are done side by side in the pipeline.
+    /// Number in parallel in the pipeline.
     pub(crate) side_by_side: usize,
-    /// With so many of it side by side.
+    /// With this many in parallel.
     pub(crate) images_per_second: f64,
 }
 
@@ -87,34 +87,34 @@ pub(crate) struct StageTime {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BatchTime {
     pub(crate) batch: usize,
-    /// Of a batch in one session, while all of them work.
+    /// Per batch in one session, while all of them work.
     pub(crate) milliseconds: f64,
-    /// Of all sessions.
+    /// In all sessions.
     pub(crate) images_per_second: f64,
 }
 
-/// A way of tensors alone.
+/// A hop alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HopRate {
     /// `local` or `jetstream`.
     pub(crate) hop: String,
-    /// Tensors that one stream carries.
+    /// Tensors per second of one stream.
     pub(crate) images_per_second: f64,
-    /// From its sending to its arrival.
+    /// From sending to arrival.
     pub(crate) milliseconds: Spread,
 }
 
-/// All stages at once.
+/// The whole pipeline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Pipeline {
     pub(crate) images: u64,
     pub(crate) seconds: f64,
     pub(crate) images_per_second: f64,
-    /// What the slowest part allows, if nothing stood between the parts.
+    /// The limit set by the slowest part, if the parts ran independently.
     pub(crate) limit: f64,
-    /// That part.
+    /// The slowest part.
     pub(crate) bottleneck: String,
-    /// The former divided by the latter.
+    /// The rate divided by the limit.
     pub(crate) efficiency: f64,
 }
 
@@ -122,7 +122,7 @@ impl Measures {
     /// Reads a file of `trommel bench --output`.
     ///
     /// # Errors
-    /// If it cannot be read, or is of another version.
+    /// If it cannot be read, or has another version.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let failed = || format!("failed to read the measurements {}", path.display());
         let text = std::fs::read(path).with_context(failed)?;

@@ -1,4 +1,4 @@
-//! `trommel bench`: how fast each stage is alone, all of them together, and a server under load.
+//! `trommel bench`: the speed of each stage, of the whole pipeline, and of a server under load.
 
 mod hops;
 mod load;
@@ -42,7 +42,7 @@ pub(crate) use self::measures::{Measures, Spread};
 pub(crate) use self::page::fill;
 pub(crate) use self::stages::fetch;
 
-/// What the command has found: measures of stages, or of a server.
+/// The result: measurements of stages, or of a server.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Found {
@@ -104,7 +104,7 @@ pub(crate) fn fetch_limits(config: &Config) -> FetchLimits {
     }
 }
 
-/// Each stage alone, then all of them.
+/// Each stage alone, then the pipeline.
 fn all_stages(
     runtime: &Runtime,
     args: &BenchArgs,
@@ -194,16 +194,16 @@ fn all_stages(
     })
 }
 
-/// What the pipeline did with the sample.
+/// The result of the pipeline.
 pub(crate) struct Piped {
     images: u64,
     seconds: f64,
-    /// Images a second, without the beginning.
+    /// Images per second, without the start.
     pub(crate) rate: f64,
     max_batch: usize,
 }
 
-/// All roles in this process, with rows that are counted and thrown away.
+/// All roles in this process; rows are counted and discarded.
 pub(crate) fn pipeline(
     runtime: &Runtime,
     config: Config,
@@ -265,7 +265,7 @@ pub(crate) fn pipeline(
     })
 }
 
-/// Why the rows of a sample give no rate.
+/// Why a sample gives no rate.
 fn nothing_measured(summary: &Summary) -> String {
     let (source, images) = (&summary.source, summary.images);
     let failure = summary.failures.values().next();
@@ -281,7 +281,7 @@ fn nothing_measured(summary: &Summary) -> String {
     }
 }
 
-/// Refuses standard input, which comes once, as images that are read several times.
+/// Refuses standard input, which can be read only once.
 pub(crate) fn refuse_standard_input(command: &str, sources: &[String]) -> Result<()> {
     if sources.iter().all(|source| source != "-") {
         return Ok(());
@@ -292,7 +292,7 @@ pub(crate) fn refuse_standard_input(command: &str, sources: &[String]) -> Result
     Err(error.context(Usage))
 }
 
-/// A server under load, at one rate after the other.
+/// A server under load, one rate after another.
 fn server(
     runtime: &Runtime,
     args: &BenchArgs,
@@ -329,7 +329,7 @@ fn server(
                 time,
                 seed: args.seed.wrapping_add(number as u64),
             };
-            // Connections and caches are warm when it counts.
+            // Warms up connections and caches.
             if !args.warm_up.is_zero() {
                 let warm = schedule(args.warm_up);
                 drive(Arc::clone(&target), count, warm, args.deadline).await;

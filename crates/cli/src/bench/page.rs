@@ -1,4 +1,4 @@
-//! What was found, as one HTML page with plots and nothing that is loaded from elsewhere.
+//! The results as one self-contained HTML page with plots.
 
 use anyhow::{Context, Result};
 use minijinja::{AutoEscape, Environment};
@@ -12,7 +12,7 @@ const TEMPLATE: &str = include_str!("page.html");
 /// Renders the page.
 ///
 /// # Errors
-/// None that the template has.
+/// If the template fails, which a test rules out.
 pub(super) fn render(found: &Found) -> Result<String> {
     let (title, plots) = match found {
         Found::Stages(measures) => (measures.model.name.clone(), of_stages(measures)),
@@ -24,10 +24,10 @@ pub(super) fn render(found: &Found) -> Result<String> {
     fill("trommel bench", &title, &plots, &found.to_string())
 }
 
-/// A page of plots over a table.
+/// A page with plots above a table.
 ///
 /// # Errors
-/// None that the template has.
+/// If the template fails, which a test rules out.
 pub(crate) fn fill(command: &str, title: &str, plots: &[String], table: &str) -> Result<String> {
     let mut environment = Environment::new();
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
@@ -102,7 +102,7 @@ fn of_server(server: &ServerLoad) -> Vec<String> {
         curve("goodput", |load| load.goodput),
         curve("refused", |load| load.refused as f64 / load.seconds),
     ];
-    // By how many requests in a hundred are above a percentile, as a power of ten.
+    // Share of requests above a percentile, as a power of ten.
     let nines = |percent: f64| -(1.0 - percent / 100.0).log10();
     let by_percentile: Vec<_> = server
         .loads

@@ -1,4 +1,4 @@
-//! What was found, as tables for people.
+//! The results as tables for people.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! How times are distributed.
+//! Distributions of times.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use hdrhistogram::Histogram;
 
 use super::measures::Spread;
 
-/// Longest time that is recorded, in microseconds: an hour. Longer ones count as this.
+/// Longest recorded time, an hour in microseconds. Longer ones count as this.
 const LONGEST: u64 = 3_600_000_000;
-/// Digits of a time that are kept: an error of at most a thousandth.
+/// Significant digits: an error of at most a thousandth.
 const DIGITS: u8 = 3;
 
-/// Times, counted by their length.
+/// A histogram of times.
 #[derive(Debug, Clone)]
 pub(super) struct Times(Histogram<u64>);
 
@@ -38,13 +38,13 @@ impl Times {
         self.0.len()
     }
 
-    /// Those within this time, inclusive.
+    /// Number of times up to this one, inclusive.
     pub(super) fn within(&self, time: Duration) -> u64 {
         let micros = u64::try_from(time.as_micros()).unwrap_or(LONGEST);
         self.0.count_between(0, micros.min(LONGEST))
     }
 
-    /// The time within which this share lies, in milliseconds.
+    /// The time at this quantile, in milliseconds.
     pub(super) fn percentile(&self, percent: f64) -> f64 {
         self.0.value_at_quantile(percent / 100.0) as f64 / 1e3
     }

@@ -1,4 +1,4 @@
-//! Each stage alone, with as many of it side by side as in the pipeline.
+//! Measures each stage alone, with the parallelism of the pipeline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -15,12 +15,12 @@ use trommel_types::{ImageRef, Lane, Mode, PreparedImage};
 use super::measures::{BatchTime, StageTime};
 use super::spread::Times;
 
-/// Time that a size of batch is measured.
+/// Duration of the measurement of each batch size.
 const MEASURED: Duration = Duration::from_millis(1200);
-/// Longest time for which the sample is prepared again and again.
+/// Longest duration of the measurement of preprocessing.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
 
-/// The images of a sample, read.
+/// The encoded sample.
 pub(crate) struct Fetched {
     pub(crate) images: Vec<(ImageRef, Bytes)>,
     pub(crate) failed: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Fetched {
 /// Lists a sample and reads its images, `side_by_side` at once.
 ///
 /// # Errors
-/// If the source cannot be listed, or not one of its images read.
+/// If the source cannot be listed, or none of its images can be read.
 pub(crate) async fn fetch(
     source: &dyn Source,
     limits: FetchLimits,
@@ -75,7 +75,7 @@ pub(crate) async fn fetch(
     if let (true, Some(error)) = (images.is_empty(), why) {
         return Err(error).context("no image of the sample could be read");
     }
-    // Always the same images in the same order, however their reads ended.
+    // In a fixed order, independent of when reads finish.
     images.sort_by_key(|(image, _)| image.index);
     let stage = StageTime {
         stage: "fetch".to_owned(),
@@ -90,21 +90,22 @@ pub(crate) async fn fetch(
     })
 }
 
-/// What preparing has shown.
+/// The result of preprocessing.
 pub(super) struct Prepared {
     /// Decoding and resizing.
     pub(super) stages: [StageTime; 2],
-    /// A tensor of the sample, for measuring the ways of tensors.
+    /// A tensor of the sample, to measure hops.
     pub(super) tensor: PreparedImage,
     pub(super) failed: usize,
-    /// Images a second of both together, on all threads.
+    /// Images per second of both together, on all threads.
     pub(super) images_per_second: f64,
 }
 
-/// Decodes and resizes the sample on `threads` threads, again and again for some seconds, at least once.
+/// Decodes and resizes the sample on `threads` threads, repeatedly for some seconds, but at least
+/// once.
 ///
 /// # Errors
-/// If not one image can be decoded.
+/// If no image can be decoded.
 pub(super) fn prepare(
     images: &[(ImageRef, Bytes)],
     plan: &Arc<Plan>,
@@ -158,7 +159,7 @@ pub(super) fn prepare(
     })
 }
 
-/// What a thread has done.
+/// The work of a thread.
 #[derive(Default)]
 struct Worked {
     decode: Times,
@@ -212,7 +213,8 @@ impl Worked {
     }
 }
 
-/// Batches of each size in all sessions at once. Sizes that the device has no memory for end the list.
+/// Batches of each size in all sessions at once. A size that does not fit into the device's memory
+/// ends the list.
 ///
 /// # Errors
 /// If the model fails on the smallest batch.
@@ -227,7 +229,7 @@ pub(super) fn compute(model: &Model, instances: usize, sizes: &[usize]) -> Resul
             }
             Err(error) => return Err(error.into()),
         };
-        // A model of a fixed batch has but one.
+        // A model with a fixed batch has only one size.
         if found.iter().all(|known| known.batch != rate.batch) {
             found.push(BatchTime {
                 batch: rate.batch,

@@ -19,10 +19,10 @@ use super::load::{Answer, Target};
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server that an address names.
+/// The server at an address.
 ///
 /// # Errors
-/// If it names none, or a broker cannot be reached.
+/// If the address is invalid, or a broker cannot be reached.
 pub(super) async fn open(
     address: &str,
     model: &str,
@@ -102,7 +102,7 @@ impl Web {
     }
 }
 
-/// Of an answer that is no row: its kind, so that equal failures are counted together.
+/// The error kind of an answer, so that equal failures are counted together.
 fn kind_of(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Body {

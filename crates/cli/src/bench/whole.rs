@@ -1,14 +1,14 @@
-//! The whole pipeline, and how far it is from what its parts allow.
+//! The whole pipeline compared with the limit of its parts.
 
 use super::measures::{BatchTime, Pipeline, StageTime};
 
-/// What the parts allow.
+/// The limits of the parts.
 pub(super) struct Parts<'a> {
     pub(super) stages: &'a [StageTime],
     pub(super) compute: &'a [BatchTime],
-    /// Images a second that all threads prepare.
+    /// Images per second preprocessed by all threads.
     pub(super) prepared: f64,
-    /// Sessions times their threads, if these are the processor's.
+    /// Sessions times their threads, if these run on the CPU.
     pub(super) model_threads: Option<usize>,
     pub(super) preprocess_threads: usize,
     pub(super) cores: usize,
@@ -17,8 +17,8 @@ pub(super) struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// The least rate among the parts, and whose it is. Parts that share the processor's cores take turns:
-    /// then the limit is what all cores do with one image after the other.
+    /// The lowest rate among the parts, and which part it is. Parts on the CPU share its cores:
+    /// then the limit is the rate at which all cores do both.
     fn limit(&self) -> (f64, String) {
         let fits = self
             .compute

@@ -1,4 +1,4 @@
-//! What is wrong with a setting: its name where it was set, what it is, and what it must be.
+//! Errors in settings: the name where it was set, its value, and what it must be.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use figment::error::{Actual, Error, Kind};
 
 use super::ENV_PREFIX;
 
-/// An error of the configuration in one sentence.
+/// A configuration error in one sentence.
 pub(super) fn said(error: &Error) -> String {
     let setting = named(error);
     match &error.kind {
@@ -30,8 +30,8 @@ pub(super) fn said(error: &Error) -> String {
     }
 }
 
-/// A setting as it is written where it was set: `TROMMEL_SINK__PART_ROWS`, or
-/// `trommel.toml: sink.part-rows`.
+/// A setting, named as where it was set: `TROMMEL_SINK__PART_ROWS`, or `trommel.toml:
+/// sink.part-rows`.
 fn named(error: &Error) -> String {
     let setting = error.path.join(".");
     let Some(metadata) = &error.metadata else {
@@ -52,7 +52,7 @@ fn named(error: &Error) -> String {
     }
 }
 
-/// What a setting must be, from what its type expects.
+/// The valid values of a setting, from its type.
 fn wanted(expected: &str) -> &str {
     match expected {
         "a duration" => "a time with its unit, such as 30s or 5m",
@@ -79,7 +79,7 @@ fn shown(actual: &Actual) -> String {
     }
 }
 
-/// The standard library's words for what is no address.
+/// The standard library's message for an invalid address.
 fn not_an_address() -> String {
     let refused = "".parse::<SocketAddr>();
     refused.map_or_else(|error| error.to_string(), |address| address.to_string())

@@ -1,6 +1,6 @@
 //! The files of the demo, as they are shipped in `models/digits`.
 
-/// A file's place in the demo's folder, and its content.
+/// A file's path in the demo's folder, and its content.
 pub(super) type File = (&'static str, &'static [u8]);
 
 macro_rules! files {
@@ -16,7 +16,7 @@ macro_rules! files {
 pub(super) const MODEL: &[File] = files!("" => "model":
     "config.json" "preprocessor_config.json" "model.onnx");
 
-/// Two held-out digits of each kind, in a folder for each.
+/// Two held-out examples of each digit, in one folder per digit.
 pub(super) const DIGITS: &[File] = files!("examples/" => "images":
     "0/0009.jpg" "0/0060.png"
     "1/0019.jpg" "1/0198.png"

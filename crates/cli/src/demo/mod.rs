@@ -1,7 +1,7 @@
-//! `trommel demo`: the shipped model at work on a few shipped digits.
+//! `trommel demo`: classifies a few digits with the included model.
 //!
-//! All it needs is in the binary, so that it runs wherever the binary does. It writes the files into
-//! a folder and then carries out the commands that it shows, as if the user had typed them.
+//! Everything is in the binary, so it runs wherever the binary does. It writes the files into a
+//! folder and then runs the commands that it shows, as if the user had typed them.
 
 mod digits;
 
@@ -22,7 +22,7 @@ use crate::{classify, report};
 /// Runs the command.
 ///
 /// # Errors
-/// When the folder holds what is not the demo's, before anything is written to it.
+/// If the folder contains other files, before anything is written to it.
 pub(crate) fn run(
     args: &DemoArgs,
     config: &Config,
@@ -67,7 +67,7 @@ pub(crate) fn run(
     Ok(Exit::Success)
 }
 
-/// Puts the model and the digits into the folder.
+/// Writes the model and the digits to the folder.
 fn unpack(dir: &Path) -> Result<()> {
     let failed = || format!("failed to write the demo to {}", dir.display());
     std::fs::create_dir_all(dir).with_context(failed)?;
@@ -90,14 +90,14 @@ fn unpack(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Shows a command as the user would type it, and parses it as if he had.
+/// Shows a command as the user would type it, and parses it likewise.
 fn announce(words: Vec<OsString>) -> Result<Command> {
     writeln!(io::stdout(), "$ {}", shown(&words))?;
     let words = ["trommel".into()].into_iter().chain(words);
     Ok(Cli::try_parse_from(words)?.command)
 }
 
-/// A command line for a shell.
+/// A command line, quoted for a shell.
 fn shown(words: &[OsString]) -> String {
     let mut line = "trommel".to_owned();
     for word in words {

@@ -1,4 +1,4 @@
-//! New classes for stored embeddings, a row group at a time on all cores.
+//! New classes for stored embeddings, one row group at a time on all cores.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,27 +17,27 @@ use trommel_types::ErrorKind;
 use super::derived::other_model;
 use super::{no_embedding, other_width};
 
-/// Results whose columns are read and written as such.
+/// Results that are read and written by column.
 pub(crate) struct ByColumn {
     pub(crate) columns: StoredColumns,
     pub(crate) head: Arc<Head>,
     pub(crate) wanted: Wanted,
-    /// How errors name the model whose embeddings these have to be, and its version.
+    /// The model of the embeddings as named in errors, and its version.
     pub(crate) model: Option<(String, String)>,
 }
 
-/// What becomes of a row group.
+/// The result of a row group.
 type Answer = Result<RelabelledGroup>;
 
-/// A row group, and where its answer goes.
+/// A row group, and where to send its result.
 type Task = (RowGroup, SyncSender<Answer>);
 
 impl ByColumn {
-    /// Commits the rows that are not committed yet, in parts. Row groups are worked on side by side, as many as
-    /// there are cores, and committed in their order, so that memory does not grow with their number.
+    /// Commits the uncommitted rows, in parts. As many row groups as there are cores are processed
+    /// concurrently, and committed in order, so that memory does not grow with their number.
     ///
     /// # Errors
-    /// When the results cannot be read, or the output cannot be written; what is committed stays.
+    /// If the results cannot be read, or the output cannot be written; committed rows stay.
     pub(crate) fn commit(self, sink: &mut dyn ResultSink, runtime: &Runtime) -> Result<()> {
         let job = sink.job().clone();
         let threads = available_parallelism().map_or(1, Into::into);
@@ -53,18 +53,18 @@ impl ByColumn {
             for mut labels in labellers {
                 let taken = &taken;
                 scope.spawn(move || {
-                    // The lock is held while it waits: the others wait for the same.
+                    // The lock is held during the wait: the other threads wait for the same.
                     let next = || taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     while let Ok((group, answer)) = next() {
                         let relabelled = group.relabel(&mut labels);
-                        // If another one has failed, the result is not needed.
+                        // If another thread has failed, the result is not needed.
                         drop(answer.send(relabelled.map_err(|error| labels.told(error))));
                     }
                 });
             }
             let mut parts = EncodedParts::new(job);
             let mut commit = |part| runtime.block_on(sink.commit_encoded(part)).map(drop);
-            // Which is dropped if one fails, and so ends the other threads.
+            // Dropped if one fails, which ends the other threads.
             for answer in in_order {
                 let group = answer?.recv();
                 let group = group.map_err(|_| anyhow!("the rows could not be made"))??;
@@ -76,7 +76,7 @@ impl ByColumn {
     }
 }
 
-/// Hands out row groups, and says in which order their answers come.
+/// Distributes row groups, and sends their results in order.
 fn plan(
     groups: RowGroups,
     tasks: &SyncSender<Task>,
@@ -98,7 +98,7 @@ fn plan(
     }
 }
 
-/// The classes of one thread.
+/// The classifier of one thread.
 struct Labels {
     labeller: Labeller,
     model: Option<(String, String)>,
@@ -112,7 +112,7 @@ impl Labels {
         })
     }
 
-    /// An error as rows that are read one by one give it.
+    /// The same error as when rows are read one by one.
     fn told(&self, error: RelabelError) -> Error {
         match error {
             RelabelError::Storage(error) => error.into(),

@@ -1,4 +1,4 @@
-//! `trommel dedup`: which images are the same but for little.
+//! `trommel dedup`: finds near-duplicate images.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -18,12 +18,12 @@ use crate::exit::{Exit, Usage};
 use crate::lines::counted;
 use crate::results::Results;
 
-/// Runs the command: rows for the images that have a duplicate, those of a group one after the other, whose
-/// label is the uri of the first of them and whose score is the similarity with the most similar of them: the
-/// cosine of embeddings, the share of equal bits of hashes.
+/// Runs the command. Writes rows for the images that have a duplicate, group by group: the label is
+/// the uri of the group's first image, the score is the similarity with the most similar one: the
+/// cosine of embeddings, or the share of equal bits of hashes.
 ///
 /// # Errors
-/// When the results have neither embeddings nor hashes, or of several models.
+/// If the results have neither embeddings nor hashes, or those of several models.
 pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
     let results = Results::open_embedded(&args.results, config)?;
     let (images, first) = Images::read(&results, args).context(Usage)?;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// What is known of all images, in memory.
+/// All images, in memory.
 enum Images {
     Embedded(Embedded),
     Hashed(Hashed),
@@ -89,7 +89,7 @@ struct Embedded {
     width: usize,
     /// `f32[n, width]`, each of length 1.
     vectors: Vec<f32>,
-    /// The row of each.
+    /// The row index of each.
     indices: Vec<u64>,
 }
 
@@ -97,12 +97,12 @@ struct Embedded {
 #[derive(Default)]
 struct Hashed {
     hashes: Vec<u64>,
-    /// The row of each.
+    /// The row index of each.
     indices: Vec<u64>,
 }
 
 impl Images {
-    /// Reads embeddings, or hashes where there are none or they are asked for.
+    /// Reads embeddings, or hashes if there are none or they are requested.
     fn read(results: &Results, args: &DedupArgs) -> Result<(Self, Classification)> {
         let stored = results.stored()?;
         let hash = stored
@@ -110,7 +110,7 @@ impl Images {
             .iter()
             .position(|column| column.name == PHASH);
         let mut first: Option<Classification> = None;
-        // The first row that was classified says whether there are embeddings.
+        // The first classified row shows whether there are embeddings.
         let mut has_embeddings = None;
         for row in stored {
             let row = row?;
@@ -140,7 +140,7 @@ impl Images {
         }
     }
 
-    /// The row of each image.
+    /// The row index of each image.
     fn indices(&self) -> &[u64] {
         match self {
             Self::Embedded(images) => &images.indices,
@@ -148,7 +148,7 @@ impl Images {
         }
     }
 
-    /// What the record of the duplicates says of how they were found.
+    /// The options recorded with the duplicates.
     fn options(&self, args: &DedupArgs) -> Vec<(&'static str, String)> {
         match self {
             Self::Embedded(_) => vec![
@@ -167,13 +167,13 @@ impl Images {
     }
 }
 
-/// The bits in which the hashes of duplicates may differ.
+/// Bits in which the hashes of duplicates may differ.
 fn distance(args: &DedupArgs) -> u32 {
     const DEFAULT: u32 = 4;
     args.distance.unwrap_or(DEFAULT)
 }
 
-/// Refuses a row of another model than the first one's.
+/// Refuses rows of different models.
 fn check_model(row: &Classification, first: &Classification, results: &Results) -> Result<()> {
     match row.model_version == first.model_version {
         true => Ok(()),
@@ -202,8 +202,8 @@ impl Embedded {
         Ok(images)
     }
 
-    /// Images that are the same, by their places, each with its cosine with the most similar one of its
-    /// group. The first image of a group stands first.
+    /// Groups of duplicates by position, each image with its highest cosine in the group. The first
+    /// image of a group comes first.
     fn groups(&self, threshold: f32, recall: f32) -> Vec<Vec<(usize, f32)>> {
         let vector = |place: usize| &self.vectors[place * self.width..][..self.width];
         let mut groups = Groups::new(self.indices.len());
@@ -254,7 +254,7 @@ impl Hashed {
         Ok(images)
     }
 
-    /// The same as [`Embedded::groups`], with the share of equal bits in the place of the cosine.
+    /// The same as [`Embedded::groups`], with the share of equal bits instead of the cosine.
     fn groups(&self, distance: u32) -> Vec<Vec<(usize, f32)>> {
         let mut groups = Groups::new(self.hashes.len());
         let mut sorted: Vec<(u64, usize)> = self.hashes.iter().copied().zip(0..).collect();
@@ -277,10 +277,10 @@ impl Hashed {
     }
 }
 
-/// Images that are joined to groups.
+/// A union of images into groups.
 struct Groups {
     sets: Sets,
-    /// How similar the most similar other one is.
+    /// The similarity of the most similar other image.
     best: Vec<Option<f32>>,
 }
 
@@ -313,7 +313,7 @@ impl Groups {
     }
 }
 
-/// Sets that are joined; each has its lowest place as its name.
+/// Disjoint sets, each named after its lowest position.
 struct Sets(Vec<usize>);
 
 impl Sets {

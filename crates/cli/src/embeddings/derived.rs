@@ -1,4 +1,4 @@
-//! Rows that are made of other rows, on their way to an output.
+//! Writes rows derived from other rows.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -18,29 +18,29 @@ use crate::exit::Usage;
 use crate::lines::counted;
 use crate::results::Results;
 
-/// The option of a record that names the job whose rows were read.
+/// The record's option that names the job of the input rows.
 pub(super) const ROWS_OF: &str = "rows of job";
 
 /// Rows in a part.
 const PART: usize = 1 << 16;
 
-/// A row, or why there are no more.
+/// A row, or the error that ends them.
 pub(crate) type Rows = Box<dyn Iterator<Item = Result<Classification>>>;
 
-/// What became of the rows.
+/// The result of writing.
 pub(crate) struct Written {
     pub(crate) rows: u64,
     pub(crate) failed: u64,
-    /// Whether nothing was left to do.
+    /// Whether there was nothing left to do.
     pub(crate) was_complete: bool,
 }
 
-/// Writes the rows that `make` returns for the indices that are not committed yet, or works by column where
-/// the results and the output allow it. The same command resumes an interrupted run; each row is written
+/// Writes the rows that `make` returns for uncommitted indices, or works by column if the results
+/// and the output support it. The same command resumes an interrupted run; each row is written
 /// once.
 ///
 /// # Errors
-/// When the output cannot be opened or written, or `make` fails; what is committed stays.
+/// If the output cannot be opened or written, or `make` fails; committed rows stay.
 pub(crate) fn write(
     args: &DerivedArgs,
     record: JobRecord,
@@ -71,7 +71,7 @@ pub(crate) fn write(
     Ok(Written::of(&summary, false))
 }
 
-/// Writes these images as the rows 0, 1, … with their label, class and score.
+/// Writes these images as rows 0, 1, … with their label, class and score.
 ///
 /// # Errors
 /// As [`write()`].
@@ -98,7 +98,7 @@ pub(crate) fn write_labelled(
     })
 }
 
-/// `make` runs on a thread of its own, one part ahead.
+/// `make` runs on its own thread, one part ahead.
 fn commit_rows(
     sink: &mut dyn ResultSink,
     runtime: &Runtime,
@@ -162,7 +162,7 @@ impl Written {
         }
     }
 
-    /// Says on standard error what became of the rows.
+    /// Reports the result on standard error.
     pub(crate) fn tell(&self, what: &str, args: &DerivedArgs) -> Result<()> {
         let to = args.output.as_deref().unwrap_or("standard output");
         let mut told = format!(
@@ -178,7 +178,7 @@ impl Written {
     }
 }
 
-/// The job of rows that are made of `results`, whose first row is given.
+/// The job of rows derived from `results`, whose first row is given.
 pub(crate) fn record(
     results: &Results,
     stored: &trommel_sink::StoredRows,
@@ -222,8 +222,8 @@ pub(crate) fn check_model(row: &Classification, name: &str, version: &str) -> Re
     }
 }
 
-/// Why the embedding of an image, which one model made, is refused; `wanted` is the other one. Each is a name
-/// and a version.
+/// Why the embedding of an image from one model is refused; `wanted` is the other model. Each has a
+/// name and a version.
 pub(crate) fn other_model(uri: &str, made: (&str, &str), wanted: (&str, &str)) -> anyhow::Error {
     let ((model, its_version), (name, version)) = (made, wanted);
     anyhow::anyhow!(

@@ -1,4 +1,4 @@
-//! `trommel find`: the images that are most like a text or another image.
+//! `trommel find`: the images most similar to a text or another image.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::exit::{Exit, Usage};
 use crate::model;
 use crate::results::Results;
 
-/// Runs the command: rows of the images, the most similar first, whose label is the query and whose score
-/// is the cosine of the embeddings.
+/// Runs the command. Writes rows of the most similar images, best first; the label is the query and
+/// the score is the cosine of the embeddings.
 ///
 /// # Errors
-/// When query, model and results do not go together, or no image has an embedding.
+/// If query, model and results do not match, or no image has an embedding.
 pub(crate) fn run(args: &FindArgs, config: &Config, onnxruntime: Option<&Path>) -> Result<Exit> {
     let results = Results::open_embedded(&args.results, config)?;
     let dir = args.model.folder(args.dtype, true).context(Usage)?;
@@ -112,11 +112,11 @@ fn of_image(
     }
 }
 
-/// The rows of the highest cosines so far.
+/// The rows with the highest cosines so far.
 struct Best {
     most: usize,
     rows: Vec<(f32, Classification)>,
-    /// What a row has to be above once there are enough.
+    /// The score that further rows must exceed, once there are enough.
     least: f32,
 }
 
@@ -143,7 +143,7 @@ impl Best {
         }
     }
 
-    /// The order in which rows came decides among equals.
+    /// Ties are broken by the order of arrival.
     fn cut(&mut self) {
         self.rows.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         self.rows.truncate(self.most);

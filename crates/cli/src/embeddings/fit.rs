@@ -1,4 +1,4 @@
-//! `trommel fit`: a linear layer over embeddings, learned from labelled examples.
+//! `trommel fit`: learns a linear classifier over embeddings from labelled examples.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,14 +21,13 @@ use crate::exit::{Exit, Usage};
 use crate::paths::check_output;
 use crate::results::Results;
 
-/// How much examples count beside short weights: those that are tried. The accuracy on examples that were
-/// not learned from decides.
+/// Candidates for the inverse regularisation strength. The accuracy on held-out examples decides.
 const TRIED: [f64; 5] = [0.01, 0.1, 1.0, 10.0, 100.0];
 
 /// Runs the command.
 ///
 /// # Errors
-/// When there are too few examples, or the results have no embeddings or those of several models.
+/// If there are too few examples, or the results have no embeddings or those of several models.
 pub(crate) fn run(args: &FitArgs, config: &Config) -> Result<Exit> {
     check_output(&args.output)?;
     let truth = Truth::named(args.labels.as_deref(), args.labels_from.as_deref()).context(Usage)?;
@@ -38,7 +37,7 @@ pub(crate) fn run(args: &FitArgs, config: &Config) -> Result<Exit> {
     labelled.check(folds).context(Usage)?;
     let parts = labelled.parts(folds);
     let tried = TRIED.map(|c| (c, labelled.validated(&parts, folds, c)));
-    // Of equals the one of shorter weights.
+    // Among equals, the one with the strongest regularisation.
     let by_mean = |(_, a): &(f64, Vec<f64>), (_, b): &(f64, Vec<f64>)| mean(b).total_cmp(&mean(a));
     let mut ordered = tried.clone();
     ordered.sort_by(by_mean);
@@ -76,19 +75,19 @@ pub(crate) fn run(args: &FitArgs, config: &Config) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// What was learned, and how well it does.
+/// The classifier, and its accuracy.
 #[derive(Debug, Serialize)]
 struct Fitted {
     head: String,
     examples: usize,
     labels: usize,
     folds: usize,
-    /// How much examples count beside short weights.
+    /// Inverse regularisation strength.
     c: f64,
-    /// Mean over the folds, each predicted by what was learned from the others.
+    /// Mean over the folds, each predicted by a classifier trained on the others.
     accuracy: f64,
     deviation: f64,
-    /// All that was tried, with its accuracy.
+    /// All candidates, with their accuracy.
     tried: Vec<(f64, f64)>,
 }
 
@@ -111,10 +110,10 @@ impl fmt::Display for Fitted {
 /// Embeddings with labels.
 struct Labelled {
     width: usize,
-    /// `f32[n, width]`, divided by `scale`, so that their squares are 1 on average.
+    /// `f32[n, width]`, divided by `scale` so that the mean square is 1.
     vectors: Vec<f32>,
     scale: f32,
-    /// The label of each, by its place in `labels`.
+    /// The label of each, as a position in `labels`.
     classes: Vec<usize>,
     labels: Vec<String>,
     model: String,
@@ -195,7 +194,7 @@ impl Labelled {
         })
     }
 
-    /// Refuses what nothing can be learned from.
+    /// Refuses examples that nothing can be learned from.
     fn check(&self, folds: usize) -> Result<()> {
         if folds < 2 {
             bail!("--folds is {folds}; give at least 2, so that some examples are held out");
@@ -228,7 +227,7 @@ impl Labelled {
         }
     }
 
-    /// The fold of each example: those of each label go round in a random order that is always the same.
+    /// The fold of each example: those of each label are distributed in a fixed random order.
     fn parts(&self, folds: usize) -> Vec<usize> {
         let mut random = Random(0);
         let mut order: Vec<(u64, usize)> = (0..self.classes.len())
@@ -244,7 +243,7 @@ impl Labelled {
         parts
     }
 
-    /// The accuracy in each fold of what was learned from the others.
+    /// The accuracy in each fold of a classifier trained on the others.
     fn validated(&self, parts: &[usize], folds: usize, c: f64) -> Vec<f64> {
         let accuracy = |fold: usize| {
             let (mut vectors, mut classes) = (Vec::new(), Vec::new());

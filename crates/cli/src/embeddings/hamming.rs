@@ -1,8 +1,9 @@
-//! Pairs of 64-bit hashes that differ in few bits, without comparing all with all.
+//! Pairs of 64-bit hashes that differ in few bits, without comparing all pairs.
 //!
-//! Permuted tables (Manku, Jain, Das Sarma: "Detecting near-duplicates for web crawling", 2007): cut into blocks,
-//! two hashes that differ in `d` bits are equal in all blocks but `d`. Every choice of the blocks that have to be
-//! equal is a table, sorted by them, and hashes that are equal there are compared. No pair is missed.
+//! Permuted tables (Manku, Jain, Das Sarma: "Detecting near-duplicates for web crawling", 2007): if
+//! hashes are cut into blocks, two that differ in `d` bits are equal in all blocks except at most
+//! `d`. Each choice of blocks is a table sorted by these blocks, in which equal neighbours are
+//! compared. No pair is missed.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -10,16 +11,16 @@ use std::thread::{available_parallelism, scope};
 
 /// Bits of a hash.
 pub(super) const BITS: u32 = u64::BITS;
-/// Blocks that have to be equal, at most.
+/// Most blocks that have to be equal.
 const MOST_EQUAL: u32 = 4;
-/// Pairs that a thread keeps before it hands them over.
+/// Pairs that a thread collects before it passes them on.
 const KEPT: usize = 4096;
 
-/// Two hashes by their places, the lower one first, and the bits in which they differ.
+/// Two hashes by position, the lower one first, and the number of different bits.
 pub(super) type Pair = (usize, usize, u32);
 
-/// Gives `each` all pairs of different hashes that differ in at most `distance` bits, some of them repeatedly,
-/// in any order. It takes 16 bytes a hash for each core.
+/// Passes all pairs of different hashes that differ in at most `distance` bits to `each`, some of
+/// them repeatedly, in any order. Takes 16 bytes per hash and core.
 pub(super) fn pairs(hashes: &[u64], distance: u32, each: impl FnMut(Pair) + Send) {
     let tables = tables(hashes.len(), distance);
     let (next, each) = (AtomicUsize::new(0), Mutex::new(each));
@@ -46,7 +47,7 @@ pub(super) fn pairs(hashes: &[u64], distance: u32, each: impl FnMut(Pair) + Send
     });
 }
 
-/// Compares hashes that are equal in the bits of `mask`.
+/// Compares hashes with equal bits in `mask`.
 fn compare(
     hashes: &[u64],
     mask: u64,
@@ -101,7 +102,7 @@ fn tables(count: usize, distance: u32) -> Vec<u64> {
     choices.map(mask).collect()
 }
 
-/// How many ways there are to choose some of them.
+/// Number of ways to choose `k` of `n`.
 fn chosen(of: u32, some: u32) -> f64 {
     (0..some).fold(1.0, |ways, place| {
         ways * f64::from(of - place) / f64::from(place + 1)
@@ -114,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// Hashes of which many are near another: xorshift, with some bits turned.
+    /// Hashes with many near neighbours: xorshift, with some bits flipped.
     fn hashes(count: usize) -> Vec<u64> {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let mut random = || {

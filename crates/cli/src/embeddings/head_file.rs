@@ -1,4 +1,4 @@
-//! Heads in files: what `trommel fit` has learned, with the model whose embeddings it is for.
+//! Files of classifiers learned by `trommel fit`, with the model that they are for.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use trommel_infer::{Activation, Head};
 
 const VERSION: u32 = 1;
 
-/// A head as a file has it.
+/// The contents of a file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HeadFile {
     version: u32,
-    /// The model whose embeddings it is for.
+    /// The model of the embeddings.
     pub(super) model: String,
     pub(super) model_version: String,
     labels: Vec<String>,
-    /// Values of an embedding.
+    /// Length of an embedding.
     width: usize,
-    /// Whether embeddings are scaled to the length 1 first.
+    /// Whether embeddings are scaled to length 1 first.
     normalize: bool,
     activation: Activation,
     /// `f32[labels, width]`, little-endian, in base64.
@@ -48,7 +48,7 @@ impl HeadFile {
     }
 
     /// # Errors
-    /// When the file cannot be read, or is no head.
+    /// If the file cannot be read, or is malformed.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
@@ -64,7 +64,7 @@ impl HeadFile {
         Ok(file)
     }
 
-    /// Writes it whole or not at all.
+    /// Writes the file atomically.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let failed = || format!("failed to write {}", path.display());
         let folder = path
@@ -78,7 +78,7 @@ impl HeadFile {
     }
 
     /// # Errors
-    /// When its values do not fit together.
+    /// If its values do not fit together.
     pub(super) fn head(&self) -> Result<Head> {
         let bytes = STANDARD
             .decode(&self.weights)

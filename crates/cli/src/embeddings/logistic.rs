@@ -1,43 +1,43 @@
-//! Logistic regression with several classes.
+//! Multinomial logistic regression.
 //!
-//! The loss is that of scikit-learn: the mean cross-entropy, and `‖w‖² / (2 · C · n)` for the weights but
-//! not for the biases. It is minimised by L-BFGS (Nocedal, Wright: "Numerical Optimization", algorithms 7.4
-//! and 3.1).
+//! The loss is that of scikit-learn: the mean cross-entropy plus `‖w‖² / (2 · C · n)` for the
+//! weights but not the biases. It is minimised by L-BFGS (Nocedal, Wright: "Numerical
+//! Optimization", algorithms 7.4 and 3.1).
 
 use std::collections::VecDeque;
 
 use trommel_infer::multiply;
 
-/// Steps whose curvature is remembered.
+/// Remembered steps.
 const MEMORY: usize = 10;
-/// Steps at most.
+/// Most steps.
 const STEPS: usize = 1000;
-/// The largest slope of the loss at which it is as good as least.
+/// Largest gradient component at convergence.
 const FLAT: f64 = 1e-5;
 
-/// What is learned from.
+/// Training examples.
 pub(super) struct Examples<'a> {
     /// `f32[n, width]`.
     pub(super) vectors: &'a [f32],
     pub(super) width: usize,
     /// The class of each.
     pub(super) classes: &'a [usize],
-    /// How many classes there are.
+    /// Number of classes.
     pub(super) count: usize,
 }
 
-/// A linear layer.
+/// A linear classifier.
 #[derive(Debug, Clone)]
 pub(super) struct Weights {
-    /// `f32[classes, width]`, and behind them `f32[classes]` biases.
+    /// `f32[classes, width]` weights, followed by `f32[classes]` biases.
     values: Vec<f32>,
     width: usize,
     count: usize,
 }
 
 impl Weights {
-    /// The weights, `f32[classes, width]`, for vectors that are `scale` times as long as those that were
-    /// learned from, and the biases.
+    /// The weights, `f32[classes, width]`, for vectors `scale` times as long as the training
+    /// examples, and the biases.
     pub(super) fn scaled(&self, scale: f32) -> (Vec<f32>, Vec<f32>) {
         let (weights, bias) = self.values.split_at(self.count * self.width);
         (
@@ -46,7 +46,7 @@ impl Weights {
         )
     }
 
-    /// The likeliest class of each vector.
+    /// The most likely class of each vector.
     pub(super) fn predict(&self, vectors: &[f32]) -> Vec<usize> {
         let rows = vectors.len() / self.width;
         let logits = self.logits(vectors, rows);
@@ -73,7 +73,7 @@ impl Weights {
     }
 }
 
-/// The weights of the least loss, where `c` says how much the examples count beside short weights.
+/// Minimises the loss with inverse regularisation strength `c`.
 pub(super) fn fit(examples: &Examples<'_>, c: f64) -> Weights {
     let (width, count) = (examples.width, examples.count);
     let zeros = vec![0.0; count * (width + 1)];
@@ -133,7 +133,7 @@ pub(super) fn fit(examples: &Examples<'_>, c: f64) -> Weights {
     at
 }
 
-/// The first step along a direction that is worth its length.
+/// Line search: the first step along a direction with sufficient decrease.
 fn step(
     examples: &Examples<'_>,
     transposed: &[f32],
@@ -161,7 +161,7 @@ fn step(
     None
 }
 
-/// The direction in which the loss falls, by what earlier steps say of its curvature.
+/// The descent direction, from the curvature of earlier steps.
 fn descent(slope: &[f64], memory: &VecDeque<(Vec<f64>, Vec<f64>, f64)>) -> Vec<f64> {
     let mut direction: Vec<f64> = slope.iter().map(|value| -value).collect();
     let mut shares = Vec::with_capacity(memory.len());
@@ -181,7 +181,7 @@ fn descent(slope: &[f64], memory: &VecDeque<(Vec<f64>, Vec<f64>, f64)>) -> Vec<f
     direction
 }
 
-/// The loss, and its slope by each weight and bias.
+/// The loss and its gradient.
 fn loss(examples: &Examples<'_>, transposed: &[f32], at: &Weights, c: f64) -> (f64, Vec<f64>) {
     let Examples {
         vectors,
@@ -250,7 +250,7 @@ fn add(to: &mut [f64], other: &[f64], factor: f64) {
 mod tests {
     use super::*;
 
-    /// The slope of the loss, which is 0 at its least, worked out again in the plainest way.
+    /// The gradient, which is 0 at the minimum, computed naively.
     fn slope_by_differences(examples: &Examples<'_>, at: &Weights, c: f64, place: usize) -> f64 {
         let of = |shift: f64| {
             let values: Vec<f64> = at.values.iter().map(|value| f64::from(*value)).collect();

@@ -1,4 +1,4 @@
-//! Commands that work with stored embeddings: no image is read, no device used.
+//! Commands that work with stored embeddings, without images or devices.
 
 mod by_column;
 mod dedup;
@@ -23,7 +23,7 @@ use trommel_types::{Classification, Outcome};
 /// The embedding of a row, if its image was classified.
 ///
 /// # Errors
-/// When the row has none although it was.
+/// If the row was classified but has no embedding.
 fn embedding(row: &Classification) -> Result<Option<&[f32]>> {
     match &row.outcome {
         Outcome::Failed(_) => Ok(None),

@@ -1,10 +1,11 @@
-//! Pairs of vectors that are near each other, without comparing all with all.
+//! Pairs of near vectors, without comparing all pairs.
 //!
-//! Locality-sensitive hashing for Euclidean distance (Datar, Immorlica, Indyk, Mirrokni: "Locality-Sensitive
-//! Hashing Scheme Based on p-Stable Distributions", 2004): a table puts vectors into buckets by several
-//! random projections, each cut into slices, and those of a bucket are compared. The chance that two
-//! vectors of a distance share a bucket is known, so the number of tables that finds a share of all pairs
-//! is too. Distances do not change where all vectors lean to one side, as embeddings do; angles would.
+//! Locality-sensitive hashing for Euclidean distance (Datar, Immorlica, Indyk, Mirrokni:
+//! "Locality-Sensitive Hashing Scheme Based on p-Stable Distributions", 2004): a table sorts
+//! vectors into buckets by several random projections, each cut into slices, and vectors in the
+//! same bucket are compared. The probability that two vectors at a distance share a bucket is
+//! known, and so is the number of tables that finds a given share of all pairs. Unlike angles,
+//! distances do not change if all vectors lean to one side, as embeddings do.
 
 use std::collections::HashMap;
 use std::f64::consts::{PI, SQRT_2};
@@ -15,24 +16,24 @@ use std::thread::{available_parallelism, scope};
 
 use trommel_infer::multiply;
 
-/// Width of a slice in distances that are to be found: four of five such pairs share one.
+/// Width of a slice relative to the wanted distance: four of five such pairs share one.
 const SLICE: f64 = 4.0;
-/// Projections of a table at most.
+/// Most projections of a table.
 const MOST_PROJECTIONS: usize = 24;
-/// Random pairs that show how far vectors are from each other.
+/// Random pairs sampled for the distribution of distances.
 const SAMPLED: usize = 2000;
-/// Vectors that are projected at once.
+/// Vectors projected at once.
 const BLOCK: usize = 1024;
 
-/// Two vectors and their cosine; the first one has the lower place.
+/// Two vectors and their cosine, the one with the lower position first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pair {
     pub(super) places: (usize, usize),
     pub(super) cosine: f32,
 }
 
-/// Pairs of `vectors`, `f32[n, width]` of length 1, whose cosine is at least `threshold`, sorted; each of
-/// them with the probability `recall` at least. Deterministic.
+/// Pairs of `vectors`, `f32[n, width]` of length 1, whose cosine is at least `threshold`, sorted;
+/// each is found with a probability of at least `recall`. Deterministic.
 pub(super) fn pairs(vectors: &[f32], width: usize, threshold: f32, recall: f32) -> Vec<Pair> {
     let count = vectors.len() / width;
     let distance = (2.0 - 2.0 * f64::from(threshold)).max(1e-6).sqrt();
@@ -66,16 +67,16 @@ pub(super) fn pairs(vectors: &[f32], width: usize, threshold: f32, recall: f32) 
     pairs
 }
 
-/// How vectors are put into buckets.
+/// The parameters of the tables.
 struct Plan {
     tables: usize,
-    /// Projections of each table.
+    /// Projections per table.
     projections: usize,
     slice: f64,
 }
 
 impl Plan {
-    /// The cheapest one that finds pairs of this distance.
+    /// The cheapest parameters that find pairs at this distance.
     fn new(vectors: &[f32], width: usize, distance: f64, recall: f64) -> Self {
         let slice = SLICE * distance;
         let count = vectors.len() / width;
@@ -103,7 +104,7 @@ impl Plan {
         }
     }
 
-    /// The pairs that share a bucket of one table and are near.
+    /// The near pairs that share a bucket of one table.
     fn table(&self, number: usize, vectors: &[f32], width: usize, threshold: f32) -> Vec<Pair> {
         let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
         let directions: Vec<f32> = (0..self.projections * width)
@@ -148,19 +149,19 @@ impl Plan {
     }
 }
 
-/// Tables of which one at least has a pair in a bucket, with this chance for each of them.
+/// Number of tables of which at least one has a pair in a bucket, given the probability for each.
 fn tables(chance: f64, recall: f64) -> f64 {
     let missed = (1.0 - recall).max(1e-6).ln();
     (missed / (1.0 - chance).max(1e-12).ln()).ceil().max(1.0)
 }
 
-/// The chance that two vectors share a slice that is `wide` times as wide as they are apart.
+/// The probability that two vectors share a slice `wide` times as wide as their distance.
 fn shared(wide: f64) -> f64 {
     let tail = 1.0 - normal(wide);
     1.0 - 2.0 * tail - 2.0 / ((2.0 * PI).sqrt() * wide) * (1.0 - (-wide * wide / 2.0).exp())
 }
 
-/// The normal distribution's share below `x`, to seven digits (Abramowitz and Stegun, 7.1.26).
+/// The cumulative normal distribution, to seven digits (Abramowitz and Stegun, 7.1.26).
 fn normal(x: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.327_591_1 * x.abs() / SQRT_2);
     let series = [
@@ -195,7 +196,7 @@ fn sampled(vectors: &[f32], width: usize) -> Vec<f64> {
 }
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // Several sums, which a processor adds up side by side.
+    // Several sums, which the CPU adds in parallel.
     const LANES: usize = 16;
     let mut sums = [0.0f32; LANES];
     let (left, right) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
@@ -220,12 +221,12 @@ impl Random {
         value ^ (value >> 31)
     }
 
-    /// From 0 to 1.
+    /// Uniform from 0 to 1.
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// By the normal distribution.
+    /// Normally distributed.
     pub(super) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.share()).ln()).sqrt();
         radius * (2.0 * PI * self.share()).cos()
@@ -244,7 +245,7 @@ mod tests {
             let mut vectors: Vec<f32> = Vec::new();
             for number in 0..3000 {
                 let mut vector: Vec<f32> = match number % 3 {
-                    // Near the one before.
+                    // Near the previous one.
                     2 => vectors[vectors.len() - WIDTH..].to_vec(),
                     _ => (0..WIDTH)
                         .map(|place| random.normal() as f32 + if place < 20 { lean } else { 0.0 })

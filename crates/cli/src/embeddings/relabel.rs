@@ -1,4 +1,4 @@
-//! `trommel relabel`: new classes for images whose embeddings are stored.
+//! `trommel relabel`: new classes for images with stored embeddings.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::exit::{Exit, Usage};
 use crate::paths::check_input;
 use crate::results::Results;
 
-/// Rows that are multiplied at once: their embeddings fit into a core's cache.
+/// Rows multiplied at once: their embeddings fit into a core's cache.
 const BLOCK: usize = 256;
 
-/// Classes for embeddings, and whose embeddings these have to be.
+/// Classes for embeddings, and the model that the embeddings must come from.
 struct Classes {
     head: Head,
-    /// How errors name the model, and its version; nothing of a head that does not say.
+    /// The model as named in errors, and its version; `None` if a head does not record it.
     model: Option<(String, String)>,
-    /// What distinguishes these classes from others, for people.
+    /// A description of these classes, for people.
     options: Vec<(&'static str, String)>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// Of usage, before any row is written, when labels, head, model and results do not go together.
+/// Of usage, before any row is written, if labels, head, model and results do not match.
 pub(crate) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path>) -> Result<Exit> {
     if args.head.is_none() && args.labels.labels.is_none() {
         return stored_scores::run(args, config, onnxruntime);
@@ -192,7 +192,7 @@ struct Relabelled {
     model: Option<(String, String)>,
     job: Arc<str>,
     ready: std::vec::IntoIter<Classification>,
-    /// The embeddings of a block, one after the other.
+    /// The embeddings of a block, concatenated.
     vectors: Vec<f32>,
 }
 

@@ -1,4 +1,4 @@
-//! `trommel relabel` by thresholds alone: labels from the scores that the rows hold.
+//! `trommel relabel` by thresholds alone: labels from the scores in the rows.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,8 +18,8 @@ use crate::results::Results;
 /// Decides the label of each row again.
 ///
 /// # Errors
-/// Of usage, before any row is written, when the model is another one, or a row does not hold the scores that
-/// decide its label.
+/// Of usage, before any row is written, if the model differs, or a row lacks scores that are needed
+/// to decide its label.
 pub(super) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path>) -> Result<Exit> {
     let results = Results::open(&args.results, config)?;
     let mut stored = results.stored()?;
@@ -55,16 +55,16 @@ pub(super) fn run(args: &RelabelArgs, config: &Config, onnxruntime: Option<&Path
     Ok(Exit::Success)
 }
 
-/// How a label follows from stored scores.
+/// How to derive a label from stored scores.
 struct Rule {
-    /// The model's name, and its version.
+    /// The model's name and version.
     model: (String, String),
     labels: Arc<[Arc<str>]>,
-    /// Classes that a row could hold, at most; `None` where nothing says.
+    /// Most classes that a row could hold; `None` if unknown.
     stored_k: Option<usize>,
-    /// Classes that a row is to hold, at most.
+    /// Most classes that a row should hold.
     top_k: usize,
-    /// By class, the score below which a class may have been left out of the row; `None` where nothing says.
+    /// By class, the score below which it may have been left out of the row; `None` if unknown.
     left_out_below: Option<Arc<[f32]>>,
     /// By class, the score that it has to reach.
     thresholds: Arc<[f32]>,
@@ -118,7 +118,7 @@ impl Rule {
     /// The row with its new label.
     ///
     /// # Errors
-    /// When it is another model's, or does not decide its label.
+    /// If it comes from another model, or does not determine its label.
     fn label(&self, mut row: Classification) -> Result<Classification> {
         let (name, version) = &self.model;
         check_model(&row, name, version)?;
@@ -137,10 +137,10 @@ impl Rule {
         Ok(row)
     }
 
-    /// The best classes of those that reach their thresholds, or the best one alone if none does.
+    /// The best classes that reach their thresholds, or only the best one if none does.
     ///
     /// # Errors
-    /// The number of a class that is not stored and may be the label.
+    /// The number of a class that is not stored and could be the label.
     fn decide(&self, stored: &[TopLabel]) -> Result<Vec<TopLabel>, usize> {
         let reaches = |top: &&TopLabel| {
             let threshold = self.thresholds.get(top.class as usize);
@@ -167,7 +167,7 @@ impl Rule {
         Ok(top)
     }
 
-    /// The highest score that a class may have that is not stored.
+    /// The highest possible score of a class that is not stored.
     fn highest(&self, class: usize, stored: &[TopLabel]) -> f32 {
         let (Some(left_out_below), Some(stored_k), Some(last)) =
             (&self.left_out_below, self.stored_k, stored.last())
@@ -178,7 +178,7 @@ impl Rule {
         let left_out = left_out_below[class].next_down();
         let is_fallback = last.score < left_out_below[last.class as usize];
         match (is_fallback, stored.len() < stored_k) {
-            // No class reached its threshold, and this one was the best.
+            // No class reached its threshold, so this one was the best.
             (true, _) => left_out.min(last.score),
             (false, true) => left_out,
             (false, false) => left_out.max(last.score),
@@ -186,7 +186,7 @@ impl Rule {
     }
 }
 
-/// What the rows were to hold when they were classified.
+/// The row options of the original classification.
 fn wanted_before(options: &BTreeMap<String, String>) -> Result<Wanted> {
     let mut wanted = Wanted::default();
     for (name, value) in options {

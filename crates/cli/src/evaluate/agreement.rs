@@ -1,5 +1,5 @@
-//! How far two runs over the same images agree: a model and its quantised copy, two devices, two
-//! versions.
+//! How far two runs over the same images agree, such as a model and its quantised copy, two
+//! devices, or two versions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,20 +12,19 @@ use super::truth::uri_key;
 use crate::lines::counted;
 use crate::results::Results;
 
-/// What stands for the label of an image that could not be classified.
+/// Shown in place of the label of an image that could not be classified.
 const FAILED: &str = "(failed)";
 /// Changes shown to people; JSON has them all.
 const SHOWN: usize = 10;
 
-/// How far results agree with those of another run. Images are distinguished by uri.
+/// Agreement with the results of another run. Images are matched by uri.
 #[derive(Debug, Serialize)]
 pub(super) struct Agreement {
-    /// Images with a row in both, and a label in one of them at least.
+    /// Images with a row in both, and a label in at least one of them.
     images: u64,
-    /// The share of them with the same label in both.
+    /// Share of these with the same label in both.
     pub(super) agreement: f64,
-    /// Mean of what the score of the other run's label has changed by, over images with a label in
-    /// both.
+    /// Mean change of the score of the other run's label, over images with a label in both.
     mean_score_change: Option<f64>,
     /// The largest such change.
     worst_score_change: Option<ScoreChange>,
@@ -45,23 +44,23 @@ pub(super) struct Agreement {
     changed: Vec<Changed>,
 }
 
-/// What became of the score of one image's label.
+/// The change in score of one image's label.
 #[derive(Debug, Clone, Serialize)]
 struct ScoreChange {
     uri: String,
     label: String,
     /// Score in the other run.
     from: f32,
-    /// Score here: at most this, where the label is no longer among the best.
+    /// Score here; an upper bound if the label is no longer among the best.
     to: f32,
 }
 
 #[derive(Debug, Serialize)]
 struct ClassAgreement {
     label: String,
-    /// Images that have this label in the other run.
+    /// Images with this label in the other run.
     images: u64,
-    /// The share of them that has it here.
+    /// Share of them with this label here.
     agreement: f64,
     mean_score_change: Option<f64>,
     worst_score_change: Option<f64>,
@@ -74,7 +73,7 @@ struct Changed {
     images: u64,
 }
 
-/// What is kept of a row of the other run.
+/// The relevant fields of a row of the other run.
 struct Other {
     label: Option<(String, f32)>,
     is_met: bool,
@@ -83,7 +82,7 @@ struct Other {
 /// Compares results with those of another run.
 ///
 /// # Errors
-/// When one of them cannot be read, or they have no image in common.
+/// If one of them cannot be read, or they have no images in common.
 pub(super) fn compare(results: &Results, against: &Results) -> Result<Agreement> {
     let mut others = HashMap::new();
     for row in against.rows()? {
@@ -136,11 +135,11 @@ struct Class {
 }
 
 impl ScoreChange {
-    /// `None` where one of the scores is no number.
+    /// `None` if a score is NaN.
     fn of(row: &ResultRow, label: &str, from: f32) -> Option<Self> {
         let same = row.top.iter().find(|top| &*top.label == label);
         let to = same.or(row.top.last()).map(|top| top.score);
-        // What is not among the best has no more than the last of them.
+        // A class that is not among the best has at most the last one's score.
         let to = to.or(row.score)?;
         (from.is_finite() && to.is_finite()).then(|| Self {
             uri: row.uri.clone(),

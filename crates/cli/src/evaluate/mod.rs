@@ -42,7 +42,7 @@ fn print(what: &(impl Serialize + fmt::Display), json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether a share is as high as it was to be.
+/// Whether a share reaches its minimum.
 fn verdict(share: f64, least: Option<f64>) -> Exit {
     if least.is_some_and(|least| share < least) {
         Exit::Failed

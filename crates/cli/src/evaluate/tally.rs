@@ -1,4 +1,4 @@
-//! Counts over rows with true labels, and what they come to.
+//! Counts over rows with true labels, and the resulting metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +20,7 @@ pub(super) struct Tally {
     unlabelled: u64,
     /// The uri of the first row without a true label.
     left_out: Option<String>,
-    /// True labels, and labels that rows have among their classes.
+    /// True labels, and labels among the classes of rows.
     truths: BTreeSet<String>,
     given: BTreeSet<String>,
     by_score: ByScore,
@@ -28,13 +28,13 @@ pub(super) struct Tally {
     classes: BTreeMap<String, ByScore>,
     top1: u64,
     top5: u64,
-    /// By the score of the predicted label, in tenths.
+    /// By score of the predicted label, in tenths.
     bins: [Bin; 10],
     /// Rows by (true label, predicted label).
     confusion: BTreeMap<(String, String), u64>,
 }
 
-/// Rows whose best scores are alike.
+/// Rows whose best scores are similar.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bin {
     images: u64,
@@ -43,7 +43,7 @@ struct Bin {
     score: f64,
 }
 
-/// What the predictions are worth.
+/// The quality of the predictions.
 #[derive(Debug, Serialize)]
 pub(super) struct Evaluation {
     /// Rows with a true label.
@@ -54,34 +54,33 @@ pub(super) struct Evaluation {
     failed: u64,
     pub(super) accuracy: f64,
     top5_accuracy: f64,
-    /// Expected calibration error (Guo et al., 2017, with ten bins): by how much the score of the
-    /// predicted label and the share of right ones differ, on average, 0 to 1. `null` without scores
-    /// from 0 to 1.
+    /// Expected calibration error (Guo et al., 2017, with ten bins): the mean difference between
+    /// the score of the predicted label and the share of correct ones, 0 to 1. `null` without
+    /// scores from 0 to 1.
     calibration_error: Option<f64>,
     calibration: Vec<CalibrationBin>,
-    /// Precision and recall of the predictions that have at least some score; empty without scores
-    /// from 0 to 1.
+    /// Precision and recall by threshold; empty without scores from 0 to 1.
     thresholds: Vec<AtThreshold>,
-    /// The threshold that reaches the precision that was asked for.
+    /// The threshold that reaches the requested precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     reaching: Option<Reaching>,
-    /// True labels that no row has among its classes.
+    /// True labels that are not among any row's classes.
     never_given: Vec<String>,
     classes: Vec<ClassScore>,
     confusion: Vec<Confused>,
 }
 
-/// The least thresholds that reach a precision.
+/// The lowest thresholds that reach a precision.
 #[derive(Debug, Serialize)]
 struct Reaching {
     precision: f64,
-    /// One for all classes; `null` where none reaches it.
+    /// For all classes; `null` if no threshold reaches it.
     all: Option<AtThreshold>,
-    /// One for each class.
+    /// For each class.
     classes: BTreeMap<String, Option<AtThreshold>>,
 }
 
-/// Images whose predicted labels have scores in one tenth of 0 to 1.
+/// Images whose predicted labels have scores in one tenth.
 #[derive(Debug, Serialize)]
 struct CalibrationBin {
     /// Lower end of the tenth.
@@ -94,11 +93,11 @@ struct CalibrationBin {
 #[derive(Debug, Serialize)]
 struct ClassScore {
     label: String,
-    /// Images that truly are of this class.
+    /// Images of this class.
     images: u64,
-    /// Of the images given this label, the share that have it. `null` when none was given it.
+    /// Share of the images predicted as this class that belong to it. `null` if there are none.
     precision: Option<f64>,
-    /// Of the images that have this label, the share given it. `null` when none has it.
+    /// Share of the images of this class that are predicted as it. `null` if there are none.
     recall: Option<f64>,
 }
 
@@ -110,7 +109,7 @@ struct Confused {
 }
 
 impl Tally {
-    /// Counts a row with its true label in.
+    /// Counts a row with its true label.
     pub(super) fn add(&mut self, truth: &str, row: &ResultRow) {
         self.images += 1;
         note(&mut self.truths, truth);
@@ -151,16 +150,16 @@ impl Tally {
             .or_default() += 1;
     }
 
-    /// Counts a row without a true label in.
+    /// Counts a row without a true label.
     pub(super) fn leave_out(&mut self, row: &ResultRow) {
         self.unlabelled += 1;
         self.left_out.get_or_insert_with(|| row.uri.clone());
     }
 
-    /// Refuses true labels that have nothing to do with the rows.
+    /// Refuses true labels that are unrelated to the rows.
     ///
     /// # Errors
-    /// When no row has a true label, or no true label is one that the model gives.
+    /// If no row has a true label, or no true label is a class of the model.
     pub(super) fn check(&self, truth: &Truth) -> Result<()> {
         if self.images == 0 {
             let uri = self.left_out.as_deref().unwrap_or_default();
@@ -183,7 +182,7 @@ impl Tally {
         Ok(())
     }
 
-    /// What all comes to, with the thresholds that reach `precision`.
+    /// Computes the metrics, with the thresholds that reach `precision`.
     pub(super) fn finish(self, precision: Option<f64>) -> Evaluation {
         let share = |hits: u64, of: u64| hits as f64 / of as f64;
         let mut labels: Vec<&String> = self.confusion.keys().map(|(truth, _)| truth).collect();
@@ -264,7 +263,7 @@ impl Tally {
 }
 
 impl Tally {
-    /// Images that truly are of a class.
+    /// Images of a class.
     fn truths_of(&self, label: &str) -> u64 {
         let cells = self.confusion.iter();
         let cells = cells.filter(|((truth, _), _)| truth == label);
@@ -272,14 +271,14 @@ impl Tally {
     }
 }
 
-/// Puts a label into a set that mostly has it.
+/// Inserts a label into a set that usually has it already.
 fn note(labels: &mut BTreeSet<String>, label: &str) {
     if !labels.contains(label) {
         labels.insert(label.to_owned());
     }
 }
 
-/// The first few of some labels.
+/// The first few labels.
 fn some(labels: &BTreeSet<String>) -> String {
     let first: Vec<_> = labels.iter().take(5).map(String::as_str).collect();
     let more = if labels.len() > first.len() {

@@ -1,39 +1,39 @@
-//! What thresholds would do: which share of the predictions at or above a score is right.
+//! Precision and recall by threshold.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-/// Scores are distinguished to a thousandth.
+/// Resolution of scores, a thousandth.
 const STEPS: u16 = 1000;
-/// The thresholds that are always reported, in thousandths.
+/// Thresholds that are always reported, in thousandths.
 const REPORTED: [u16; 11] = [0, 300, 400, 500, 600, 700, 800, 900, 950, 990, 999];
 
-/// Predictions by their scores.
+/// Predictions by score.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ByScore {
-    /// All, and the right ones, by thousandths of their scores; in bounded memory.
+    /// All and correct predictions by thousandth of their score; in bounded memory.
     steps: BTreeMap<u16, (u64, u64)>,
 }
 
-/// What predictions with at least some score are worth.
+/// Metrics of the predictions that reach a threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct AtThreshold {
-    /// The least score.
+    /// The threshold.
     pub(super) threshold: f64,
     /// Predictions that reach it.
     pub(super) images: u64,
-    /// The share of them that is right; `null` when none reaches it.
+    /// Share of them that is correct; `null` if none reaches it.
     pub(super) precision: Option<f64>,
-    /// Right predictions that reach it, as a share of all images that are of the class.
+    /// Correct predictions that reach it, as a share of all images of the class.
     pub(super) recall: Option<f64>,
 }
 
 impl ByScore {
-    /// Counts a prediction in, with a score from 0 to 1.
+    /// Counts a prediction with a score from 0 to 1.
     pub(super) fn add(&mut self, score: f32, is_right: bool) {
-        // A score that is a threshold but for its last bit reaches it.
+        // A score equal to a threshold except for its last bit reaches it.
         let steps = f64::from(score) * f64::from(STEPS) + 1e-4;
         let step = steps.clamp(0.0, f64::from(STEPS)) as u16;
         let (all, right) = self.steps.entry(step).or_default();
@@ -41,7 +41,7 @@ impl ByScore {
         *right += u64::from(is_right);
     }
 
-    /// Each of the reported thresholds. `of` images are of the class.
+    /// The reported thresholds; `of` is the number of images of the class.
     pub(super) fn reported(&self, of: u64) -> Vec<AtThreshold> {
         if self.steps.is_empty() {
             return Vec::new();
@@ -50,15 +50,15 @@ impl ByScore {
         REPORTED.into_iter().map(at).collect()
     }
 
-    /// The least threshold from which on at least this share is right; `None` where no threshold
-    /// reaches it. Where all predictions do, it is 0.
+    /// The lowest threshold at which at least this share is correct; `None` if there is none. If
+    /// all predictions are correct enough, it is 0.
     pub(super) fn reaching(&self, precision: f64, of: u64) -> Option<AtThreshold> {
         let (mut all, mut right, mut best) = (0, 0, None);
         for (&step, counts) in self.steps.iter().rev() {
             all += counts.0;
             right += counts.1;
             if right as f64 >= precision * all as f64 {
-                // Down to the score below, the same predictions reach it.
+                // Down to the next lower score, the same predictions reach it.
                 let below = self.steps.range(..step).next_back();
                 let lowest = below.map_or(0, |(below, _)| below + 1);
                 best = Some(at(lowest, (all, right), of));

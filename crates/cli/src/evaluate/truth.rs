@@ -1,4 +1,4 @@
-//! Where true labels come from.
+//! Sources of true labels.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,9 +10,9 @@ use trommel_sink::ResultRow;
 use crate::args::EvaluateArgs;
 use crate::paths::check_input;
 
-/// Where true labels come from.
+/// The source of true labels.
 pub(crate) enum Truth {
-    /// The folder that an image is in.
+    /// The name of the image's folder.
     Folders,
     /// A pass-through column.
     Column(String),
@@ -25,10 +25,10 @@ impl Truth {
         Self::named(args.labels.as_deref(), args.labels_from.as_deref())
     }
 
-    /// As the arguments `--labels` and `--labels-from` name it.
+    /// From the arguments `--labels` and `--labels-from`.
     ///
     /// # Errors
-    /// When the file cannot be read, or nothing is named.
+    /// If the file cannot be read, or no source is given.
     pub(crate) fn named(labels: Option<&Path>, labels_from: Option<&str>) -> Result<Self> {
         if let Some(path) = labels {
             return Ok(Self::File(path.to_owned(), read_labels(path)?));
@@ -48,7 +48,7 @@ impl Truth {
         self.of_image(&row.uri, |name| row.columns.get(name).cloned())
     }
 
-    /// The true label of an image with this uri, and these columns by name.
+    /// The true label of an image with this uri and these columns.
     pub(crate) fn of_image(
         &self,
         uri: &str,
@@ -65,7 +65,7 @@ impl Truth {
         }
     }
 
-    /// Why no row has a true label, by the example of one.
+    /// Why no row has a true label, using one row as an example.
     pub(crate) fn why_none(&self, uri: &str) -> String {
         match self {
             Self::File(path, labels) => match labels.keys().min() {
@@ -91,7 +91,7 @@ impl fmt::Display for Truth {
     }
 }
 
-/// The uri without a leading `./`, which rows have if the source was given with it.
+/// The uri without a leading `./`, which rows have if the source had it.
 pub(super) fn uri_key(uri: &str) -> &str {
     uri.strip_prefix("./").unwrap_or(uri)
 }

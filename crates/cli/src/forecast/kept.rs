@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use trommel_types::{Forecast, JobRequest, JobSpec};
 
-/// A key of what a request classifies and how, without its id, limits and prices.
+/// A hash of everything in a request that affects its rows, without id, limits and prices.
 pub(crate) fn key_of_request(request: &JobRequest) -> String {
     let mut spec = JobSpec {
         source: request.sources.join("\n"),
@@ -36,7 +36,7 @@ pub(crate) fn keep(cache: &Path, key: &str, forecast: &Forecast) {
     }
 }
 
-/// The last forecast of a job, if there is one.
+/// The last forecast of a job, if any.
 pub(crate) fn recall(cache: &Path, key: &str) -> Option<Forecast> {
     let text = std::fs::read(file(cache, key)).ok()?;
     serde_json::from_slice(&text).ok()

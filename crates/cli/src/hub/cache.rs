@@ -1,4 +1,4 @@
-//! The hub's cache on this machine, laid out as by the hub's own clients:
+//! The hub's cache on this machine, in the layout of the hub's own clients:
 //!
 //! ```text
 //! models--org--NAME/refs/REVISION            the commit that a branch or a tag was at
@@ -17,16 +17,16 @@ use super::HubName;
 /// One commit of a repository in the cache.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    /// Of the repository.
+    /// The repository's folder.
     root: PathBuf,
-    /// For locks, next to the repositories.
+    /// The folder of locks, next to the repositories.
     locks: PathBuf,
     pub(super) commit: String,
 }
 
 impl Snapshot {
     /// # Errors
-    /// When the commit is no name of a folder.
+    /// If the commit is not a valid folder name.
     pub(super) fn new(cache: &Path, name: &HubName, commit: &str) -> Result<Self> {
         if commit.is_empty() || !commit.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             bail!("{name}: the hub returned the invalid commit {commit:?}");
@@ -39,10 +39,10 @@ impl Snapshot {
         })
     }
 
-    /// The commit that a revision was at when it was fetched last, or that it names itself.
+    /// The commit of a revision when it was last fetched, or the revision itself.
     ///
     /// # Errors
-    /// When it was never fetched.
+    /// If it was never fetched.
     pub(super) fn cached(cache: &Path, name: &HubName) -> Result<Self> {
         let unknown = Self::new(cache, name, "unknown")?;
         let noted = fs::read_to_string(unknown.root.join("refs").join(&name.revision));
@@ -59,7 +59,7 @@ impl Snapshot {
         self.root.join("snapshots").join(&self.commit)
     }
 
-    /// What a file of the repository links to, if it is here whole.
+    /// The target of a file's link, if it is complete.
     pub(super) fn file(&self, path: &str) -> Option<PathBuf> {
         self.folder()
             .join(path)
@@ -68,12 +68,12 @@ impl Snapshot {
             .filter(|path| path.is_file())
     }
 
-    /// Where the content of this hash is, or will be.
+    /// The path of the content with this hash.
     pub(super) fn blob(&self, hash: &str) -> PathBuf {
         self.root.join("blobs").join(hash)
     }
 
-    /// Lets one process at a time fetch the content of a hash. Blocks until it is this one.
+    /// Locks the content with a hash, so that only one process fetches it. Blocks.
     pub(super) fn lock(&self, hash: &str) -> Result<File> {
         let path = self.locks.join(format!("{hash}.lock"));
         let failed = || format!("failed to lock {}", path.display());
@@ -83,7 +83,7 @@ impl Snapshot {
         Ok(file)
     }
 
-    /// Links a file to its content, and gives the content's place.
+    /// Links a file to its content, and returns the content's path.
     pub(super) fn link(&self, path: &str, hash: &str) -> Result<PathBuf> {
         let link = self.folder().join(path);
         let failed = || format!("failed to write {}", link.display());
@@ -101,7 +101,7 @@ impl Snapshot {
             _ => {}
         }
         match std::os::unix::fs::symlink(&target, &link) {
-            // Another process was here in between, with the same content.
+            // Another process was faster, with the same content.
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(error).with_context(failed);
             }
@@ -112,7 +112,7 @@ impl Snapshot {
             .with_context(|| format!("failed to find {}", blob.display()))
     }
 
-    /// Notes which commit the revision is at.
+    /// Records the commit of the revision.
     pub(super) fn note(&self, name: &HubName) -> Result<()> {
         if name.revision == self.commit {
             return Ok(());
@@ -125,7 +125,7 @@ impl Snapshot {
         fs::write(&path, &self.commit).with_context(failed)
     }
 
-    /// Paths of all files that are here, relative to the folder of links.
+    /// Paths of all files present, relative to the folder of links.
     pub(super) fn paths(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         list(&self.folder(), "", &mut found)?;
@@ -147,7 +147,7 @@ fn list(folder: &Path, before: &str, found: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a path of a repository stays within it.
+/// Whether a path stays within the repository.
 pub(super) fn is_within(path: &str) -> bool {
     let mut parts = Path::new(path).components();
     !path.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))

@@ -1,11 +1,11 @@
-//! Which of a repository's ONNX files is taken.
+//! Chooses one of a repository's ONNX files.
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use super::{HubName, folder_for};
 
-/// The precision of a model's weights, as files of the hub are named by it.
+/// The precision of a model's weights, as in file names of the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Dtype {
     Fp32,
@@ -19,7 +19,7 @@ pub(crate) enum Dtype {
 }
 
 impl Dtype {
-    /// What the names of files end in.
+    /// The suffix of file names.
     fn suffix(self) -> &'static str {
         match self {
             Self::Fp32 => "",
@@ -38,13 +38,13 @@ impl Dtype {
     }
 }
 
-/// Folders of a repository in which models are looked for.
+/// Folders of a repository that are searched for models.
 const FOLDERS: [&str; 2] = ["", "onnx/"];
 
-/// The file of this precision: the full one where none is asked for, or the only one that there is.
+/// The file with this precision; by default full precision, or the only file.
 ///
 /// # Errors
-/// When no file has this precision; the error lists those that exist.
+/// If no file has this precision; the error lists the existing ones.
 pub(super) fn choose<'a>(
     files: &[&'a str],
     dtype: Option<Dtype>,

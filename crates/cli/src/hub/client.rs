@@ -17,18 +17,18 @@ use ureq::{Agent, Body};
 use super::HubName;
 use super::cache::{Snapshot, is_within};
 
-/// Requests of one kind that are made before giving up, as long as none of them brings anything.
+/// Attempts before giving up, as long as none of them transfers anything.
 pub(super) const ATTEMPTS: u32 = 5;
-/// Time before the second request; each later wait is twice as long.
+/// Time before the second attempt; each later wait is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// Time in which a server has to accept a connection, and in which it has to send something.
+/// Time limit for connecting, and for each read.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Redirects that are followed, one after another.
+/// Most redirects in a row.
 const MAX_REDIRECTS: usize = 10;
 /// Longest description of a repository.
 const MAX_INFO: u64 = 64 << 20;
 
-/// What the environment says of the hub.
+/// Settings of the hub in the environment.
 #[derive(Debug)]
 pub(super) struct Settings {
     endpoint: String,
@@ -39,7 +39,7 @@ pub(super) struct Settings {
 
 impl Settings {
     /// # Errors
-    /// When there is no place for the cache.
+    /// If there is no folder for the cache.
     pub(super) fn from_env() -> Result<Self> {
         let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let path = |name: &str| {
@@ -69,19 +69,19 @@ impl Settings {
     }
 }
 
-/// What a repository holds at a commit.
+/// The contents of a repository at a commit.
 #[derive(Debug)]
 pub(super) struct Info {
     pub(super) commit: String,
     pub(super) files: BTreeMap<String, RemoteFile>,
 }
 
-/// What the hub says of a file.
+/// The hub's information about a file.
 #[derive(Debug, Default, Clone)]
 pub(super) struct RemoteFile {
-    /// Bytes, if it says.
+    /// Size in bytes, if known.
     pub(super) bytes: Option<u64>,
-    /// Names the content in the cache; empty for a file that is known from the cache only.
+    /// Names the content in the cache; empty for a file known only from the cache.
     pub(super) hash: String,
     /// Whether that is the SHA-256 of the content.
     pub(super) is_sha256: bool,
@@ -138,7 +138,7 @@ impl Info {
         })
     }
 
-    /// What is here of a repository.
+    /// The information about a repository in the cache.
     pub(super) fn of_snapshot(snapshot: &Snapshot) -> Result<Self> {
         let files = snapshot.paths()?.into_iter();
         Ok(Self {
@@ -148,32 +148,32 @@ impl Info {
     }
 }
 
-/// Where an answer about a repository comes from.
+/// The source of information about a repository.
 pub(super) enum Asked {
     Hub(Info),
-    /// The hub cannot be asked, and why.
+    /// The hub cannot be reached, and why.
     Unreachable(String),
 }
 
-/// Speaks to the hub.
+/// The client of the hub.
 pub(super) struct Client {
     agent: Agent,
     settings: Settings,
 }
 
-/// An answer to a request for a part of a file.
+/// The response to a request for part of a file.
 pub(super) enum Part {
     /// The bytes from here on.
     From(u64, Body),
-    /// The server has nothing there.
+    /// The server has no such part.
     BeyondTheEnd,
-    /// Another attempt may go better, and why.
+    /// Another attempt may succeed; the reason.
     Later(String),
 }
 
 impl Client {
     /// # Errors
-    /// When the machine's certificates cannot be read.
+    /// If the machine's certificates cannot be read.
     pub(super) fn new(settings: Settings) -> Result<Self> {
         let loaded = rustls_native_certs::load_native_certs();
         let roots: Vec<_> = loaded
@@ -199,7 +199,7 @@ impl Client {
             .tls_config(tls)
             .user_agent(concat!("trommel/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
-            // Followed here, so that the token goes nowhere else.
+            // Redirects are followed here, so that the token is not sent elsewhere.
             .max_redirects(0)
             .timeout_connect(Some(PATIENCE))
             .timeout_recv_response(Some(PATIENCE))
@@ -215,10 +215,10 @@ impl Client {
         self.settings.offline
     }
 
-    /// What a repository holds.
+    /// The contents of a repository.
     ///
     /// # Errors
-    /// When the hub refuses, with the next step.
+    /// If the hub refuses, with the next step.
     pub(super) fn info(&self, name: &HubName) -> Result<Asked> {
         if self.settings.offline {
             return Ok(Asked::Unreachable("HF_HUB_OFFLINE is set".to_owned()));
@@ -259,7 +259,7 @@ impl Client {
     /// A file of a commit, from a byte on.
     ///
     /// # Errors
-    /// When the hub refuses, with the next step.
+    /// If the hub refuses, with the next step.
     pub(super) fn part(&self, name: &HubName, commit: &str, path: &str, from: u64) -> Result<Part> {
         let url = format!(
             "{}/{}/resolve/{commit}/{path}",
@@ -286,8 +286,8 @@ impl Client {
         }
     }
 
-    /// A page, wherever the hub sends for it. Only the hub itself is sent the token, not where it keeps
-    /// large files.
+    /// A page, following redirects. The token is sent only to the hub, not to its storage of large
+    /// files.
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, String> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -314,7 +314,7 @@ impl Client {
         ))
     }
 
-    /// Why the hub does not give a repository or a file of it, with the next step.
+    /// Why the hub refuses a repository or a file in it, with the next step.
     fn refusal(
         &self,
         name: &HubName,
@@ -353,7 +353,7 @@ impl Client {
     }
 }
 
-/// Whether another attempt may go better.
+/// Whether another attempt may succeed.
 fn is_passing(status: StatusCode) -> bool {
     status.is_server_error()
         || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status)
@@ -366,7 +366,7 @@ fn range_start(answer: &Response<Body>) -> Option<u64> {
     start.trim().parse().ok()
 }
 
-/// Where a page at `url` sends for another: an address, or a path on the same server.
+/// The target of a redirect from `url`: an address, or a path on the same server.
 fn redirected(url: &str, location: &str) -> Option<String> {
     if location.starts_with("https://") || location.starts_with("http://") {
         return Some(location.to_owned());
@@ -382,7 +382,7 @@ pub(super) fn pause(attempt: u32) {
     thread::sleep(FIRST_WAIT * 2_u32.saturating_pow(attempt.saturating_sub(1)));
 }
 
-/// An error of reading an answer, as one of the file.
+/// An error while reading a response, as one about the file.
 pub(super) fn cut_off(error: &io::Error) -> String {
     format!("the connection was cut off: {error}")
 }

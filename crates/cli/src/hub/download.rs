@@ -1,4 +1,4 @@
-//! One file of a repository, brought into the cache whole or not at all.
+//! Fetches one file of a repository into the cache, atomically.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
@@ -12,7 +12,7 @@ use super::HubName;
 use super::cache::Snapshot;
 use super::client::{ATTEMPTS, Client, Part, RemoteFile, cut_off, pause};
 
-/// Tells how far the files are, on standard error.
+/// Reports progress on standard error.
 pub(super) struct Progress {
     quiet: bool,
 }
@@ -22,7 +22,7 @@ impl Progress {
         Self { quiet }
     }
 
-    /// A bar for one file; a line where standard error is not a terminal.
+    /// A bar for one file; a line if standard error is not a terminal.
     fn begin(&mut self, name: &HubName, path: &str, bytes: Option<u64>, there: u64) -> ProgressBar {
         let length = bytes.unwrap_or(0);
         if self.quiet {
@@ -34,7 +34,7 @@ impl Progress {
                 0 => String::new(),
                 there => format!(", {} already downloaded", indicatif::HumanBytes(there)),
             };
-            // If this fails, no one is listening.
+            // If this fails, nobody is listening.
             writeln!(io::stderr(), "fetching {name}: {path} ({size}{resumed})").ok();
             return ProgressBar::hidden();
         }
@@ -48,10 +48,10 @@ impl Progress {
     }
 }
 
-/// The place of a file's content in the cache, fetched if it is not there.
+/// The path of a file's content in the cache, fetched if it is missing.
 ///
 /// # Errors
-/// When it cannot be fetched, or is not what the hub says that it is.
+/// If it cannot be fetched, or differs from what the hub describes.
 pub(super) fn bring(
     client: &Client,
     snapshot: &Snapshot,
@@ -98,7 +98,7 @@ struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Goes on with what is there, and checks the whole.
+    /// Resumes from the partial file, and verifies the whole.
     fn write_to(&self, incomplete: &Path, progress: &mut Progress) -> Result<()> {
         let failed = || format!("failed to write {}", incomplete.display());
         let options = OpenOptions::new()
@@ -117,7 +117,7 @@ impl Fetch<'_> {
                 None => break,
                 Some(why) => why,
             };
-            // As long as something comes, it goes on.
+            // It continues as long as data arrives.
             attempt = if have > before { 1 } else { attempt + 1 };
             if attempt >= ATTEMPTS {
                 bail!(
@@ -136,13 +136,13 @@ impl Fetch<'_> {
         drop(target);
         let checked = self.check(incomplete);
         if checked.is_err() {
-            // Nothing good can come of going on with it.
+            // The partial file is useless.
             fs::remove_file(incomplete).with_context(failed)?;
         }
         checked
     }
 
-    /// One request. `None` when all there is has come, else why it has to be asked for once more.
+    /// One request. `None` if the file is complete, else why another request is needed.
     fn go_on(
         &self,
         target: &mut File,
@@ -167,7 +167,7 @@ impl Fetch<'_> {
                 self.name,
                 self.path
             ),
-            // A server that knows no ranges begins at the beginning.
+            // A server without support for ranges starts from the beginning.
             Part::From(start, body) => {
                 *have = start;
                 body.into_reader()
@@ -196,7 +196,7 @@ impl Fetch<'_> {
         Ok((!is_whole).then(|| "the response ended early".to_owned()))
     }
 
-    /// Whether the content is what the hub says.
+    /// Whether the content matches the hub's hash.
     fn check(&self, incomplete: &Path) -> Result<()> {
         if !self.file.is_sha256 {
             return Ok(());

@@ -1,10 +1,11 @@
-//! Models by their names on the Hugging Face Hub, or on a server that speaks as it does.
+//! Models by their names on the Hugging Face Hub, or on a compatible server.
 //!
-//! [`HubName`] is `hf:org/NAME[@REVISION]`. [`fetch`] asks the hub what the repository holds, chooses the
-//! ONNX file of a precision, brings it and the files of configuration into the hub's own cache, where
-//! Python's clients find them too, and gives a folder that Trommel opens as any other.
+//! [`HubName`] is `hf:org/NAME[@REVISION]`. [`fetch`] asks the hub for the contents of the
+//! repository, chooses the ONNX file of a precision, downloads it with its configuration into the
+//! hub's own cache, which Python's clients share, and returns a folder that Trommel opens like any
+//! other.
 //!
-//! Read of the environment, as by the hub's own clients: `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`,
+//! Environment variables, as in the hub's own clients: `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`,
 //! `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`.
 
 mod cache;
@@ -27,21 +28,21 @@ use self::client::{Asked, Client, Info};
 use self::download::Progress;
 use crate::config::cache_folder;
 
-/// What a name begins with.
+/// The prefix of a name.
 const SCHEME: &str = "hf:";
 
-/// Files of configuration that a model is opened with.
+/// Configuration files of a model.
 const SETTINGS: [&str; 6] = [
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
-    // Of models with a tower for texts.
+    // For models with a text tower.
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
 ];
 
-/// A model as a flag names it.
+/// A model given by a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ModelName {
     /// A folder on this machine.
@@ -210,7 +211,8 @@ pub(crate) fn fetch(name: &HubName, dtype: Option<Dtype>, quiet: bool) -> Result
     view(name, &info.commit, onnx, &files)
 }
 
-/// A folder in Trommel's own cache with these files under the names that a model's folder has.
+/// A folder in Trommel's own cache with links to these files under their usual names in a model's
+/// folder.
 fn view(
     name: &HubName,
     commit: &str,
@@ -226,7 +228,7 @@ fn view(
         .join("hub")
         .join(owner)
         .join(format!("{commit}-{stem}"));
-    // Its last part is the model's name in rows.
+    // The last component is the model's name in rows.
     let folder = revision.join(short);
     let is_whole = files
         .iter()
@@ -254,10 +256,10 @@ fn view(
     Ok(folder)
 }
 
-/// Copies a model's folder, with the files that its links lead to.
+/// Copies a model's folder, including the targets of its links.
 ///
 /// # Errors
-/// When there is something at `to` already, or it cannot be written.
+/// If `to` already exists, or cannot be written.
 pub(crate) fn copy(folder: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         bail!(

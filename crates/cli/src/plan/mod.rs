@@ -147,7 +147,7 @@ mod tests {
         assert!(plan.max_batch >= 4, "{plan:?}");
         assert!(plan.milliseconds.p95 <= 120.0, "{plan:?}");
         assert!(plan.busy < 0.95, "{plan:?}");
-        // Little: as many as come in the time that each stays.
+        // Little's law: as many as arrive while each is processed.
         let expected = plan.rate * plan.milliseconds.mean / 1e3;
         assert!((plan.in_flight / expected - 1.0).abs() < 0.03, "{plan:?}");
         assert!(plan.holds_up_to > 100.0, "{plan:?}");

@@ -1,4 +1,4 @@
-//! What a report is made of, gathered in one pass over the rows with bounded memory.
+//! Gathers the data of a report in one pass over the rows, with bounded memory.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,23 @@ use trommel_sink::ResultRow;
 
 /// Bars of the histogram of scores.
 pub(super) const SCORE_BARS: usize = 20;
-/// Examples that are kept of a kind of failure.
+/// Examples kept per kind of failure.
 const FAILURE_EXAMPLES: usize = 5;
-/// Images that are kept of those whose two best classes are closest.
+/// Uncertain images kept: those whose two best classes are closest.
 const UNSURE: usize = 24;
 
-/// The rows of a result, summed up.
+/// A summary of the rows.
 pub(super) struct Gathered {
-    /// Images that are kept for each class, at either end.
+    /// Images kept per class, with the highest and with the lowest scores.
     per_class: usize,
     pub(super) rows: u64,
     pub(super) failed: u64,
     pub(super) classes: BTreeMap<String, Class>,
     pub(super) scores: [u64; SCORE_BARS],
-    /// By the difference of their two best scores, the smallest first.
+    /// By the difference of their two best scores, smallest first.
     pub(super) unsure: Best,
     pub(super) failures: BTreeMap<String, Failures>,
-    /// Rows that were finished in each second.
+    /// Number of rows by the second in which they finished.
     pub(super) seconds: BTreeMap<i64, u64>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Failures {
     pub(super) examples: Vec<(String, String)>,
 }
 
-/// An image that is shown.
+/// An image in the report.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Shown {
     pub(super) uri: String,
@@ -52,7 +52,7 @@ pub(super) struct Shown {
     pub(super) label: String,
 }
 
-/// The images of the smallest keys, as many as are kept.
+/// The images with the smallest keys, up to a limit.
 pub(super) struct Best {
     kept: usize,
     images: Vec<(f32, Shown)>,
@@ -76,7 +76,7 @@ impl Best {
         self.images.truncate(self.kept);
     }
 
-    /// The images, the one of the smallest key first.
+    /// The images, smallest key first.
     pub(super) fn images(&self) -> impl Iterator<Item = &Shown> {
         self.images.iter().map(|(_, image)| image)
     }

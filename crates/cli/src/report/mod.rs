@@ -27,9 +27,9 @@ use crate::paths::{check_input, check_output};
 use crate::results::Results;
 
 const TEMPLATE: &str = include_str!("report.html");
-/// Bars of the line of time, at most.
+/// Most bars of the timeline.
 const TIME_BARS: usize = 120;
-/// Classes in the table of all, at most; the rest is one line.
+/// Most classes in the table; the rest is one line.
 const LISTED_CLASSES: usize = 100;
 
 /// Runs the command.
@@ -55,13 +55,13 @@ pub(crate) fn run(args: &ReportArgs, config: &Config) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// What was made, and why pictures are missing.
+/// The result, and why pictures are missing.
 fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String {
     let all = pictures.len();
     let missing = pictures
         .iter()
         .filter_map(|(uri, picture)| Some((uri, picture.as_ref().err()?)));
-    // Always the same one of them.
+    // Always the same example.
     let first = missing.clone().min();
     let (drawn, output) = (all - missing.count(), output.display());
     let why = first.map_or_else(String::new, |(uri, why)| {
@@ -73,7 +73,7 @@ fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String
     format!("trommel: {rows}, {drawn} of {all}: {output}\n{why}")
 }
 
-/// What `trommel classify --json` has printed.
+/// Output of `trommel classify --json`.
 fn read_summary(path: &Path) -> Result<Value> {
     check_input(
         path,
@@ -94,13 +94,13 @@ fn read_summary(path: &Path) -> Result<Value> {
     Ok(summary)
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file atomically.
 fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let failed = || format!("failed to write {}", path.display());
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
-    // As readable as what others write here; left to itself the file would be its owner's alone.
+    // As readable as other files; by default only its owner could read it.
     let file = tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder.unwrap_or(Path::new(".")));
@@ -110,7 +110,7 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The page, but for its pictures.
+/// The page without its pictures.
 #[derive(Serialize)]
 struct Page {
     rows: u64,
@@ -118,11 +118,11 @@ struct Page {
     failed: u64,
     classes: usize,
     listed: Vec<ListedClass>,
-    /// Classes behind the listed ones, and their images.
+    /// Classes after the listed ones, and their images.
     rest: (usize, u64),
     scores: Vec<Bar>,
     times: Vec<Bar>,
-    /// When the first and the last row were finished, and the seconds between.
+    /// The times of the first and the last row, and the seconds in between.
     span: Option<(String, String, i64)>,
     failures: Vec<FailureKind>,
     sheets: Vec<Sheet>,
@@ -133,16 +133,16 @@ struct Page {
 struct ListedClass {
     label: String,
     images: u64,
-    /// Of all labelled images, 0 to 1.
+    /// Share of all labelled images, 0 to 1.
     share: f64,
-    /// Of the largest class, 0 to 1.
+    /// Relative to the largest class, 0 to 1.
     width: f64,
     mean_score: f64,
 }
 
 #[derive(Serialize)]
 struct Bar {
-    /// Of the highest bar, 0 to 1.
+    /// Relative to the highest bar, 0 to 1.
     height: f64,
     title: String,
 }
@@ -154,7 +154,7 @@ struct FailureKind {
     examples: Vec<(String, String)>,
 }
 
-/// The contact sheet of a class.
+/// The images of a class.
 #[derive(Serialize)]
 struct Sheet {
     label: String,
@@ -167,7 +167,7 @@ struct Sheet {
 #[derive(Serialize)]
 struct Card {
     uri: String,
-    /// What a browser opens; `None` of what it cannot.
+    /// A link for browsers, if there is one.
     link: Option<String>,
     name: String,
     label: String,
@@ -225,7 +225,7 @@ impl Page {
         }
     }
 
-    /// The images that are shown.
+    /// The images on the page.
     fn uris(&self) -> BTreeSet<String> {
         let sheets = self.sheets.iter();
         let of_sheets = sheets.flat_map(|sheet| sheet.most_sure.iter().chain(&sheet.least_sure));
@@ -242,7 +242,7 @@ impl Page {
         summary: Option<&Value>,
     ) -> Result<String> {
         let mut environment = Environment::new();
-        // Labels and names are anybody's.
+        // Labels and names are untrusted.
         environment.set_auto_escape_callback(|_| AutoEscape::Html);
         let view = View {
             page: self,
@@ -260,7 +260,7 @@ impl Page {
     }
 }
 
-/// What the template sees.
+/// The data of the template.
 #[derive(Serialize)]
 struct View<'a> {
     page: &'a Page,
@@ -270,7 +270,7 @@ struct View<'a> {
     summary: Option<&'a Value>,
 }
 
-/// One side of the pictures, by uri.
+/// Thumbnails by uri.
 fn found(
     pictures: &HashMap<String, Picture>,
     side: impl Fn(&Picture) -> Option<&String>,
@@ -279,7 +279,7 @@ fn found(
     pictures.iter().filter_map(of).collect()
 }
 
-/// Groups of three digits, as people read them.
+/// Digits in groups of three.
 fn thousands(number: u64) -> String {
     indicatif::HumanCount(number).to_string()
 }
@@ -311,7 +311,7 @@ fn score_bars(scores: &[u64; SCORE_BARS]) -> Vec<Bar> {
     scores.iter().enumerate().map(bar).collect()
 }
 
-/// Rows a second over the time in which they were finished.
+/// The number of rows per second over time.
 fn time_bars(gathered: &Gathered) -> Vec<Bar> {
     let (Some((first, _)), Some((last, _))) = (
         gathered.seconds.first_key_value(),

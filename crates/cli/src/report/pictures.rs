@@ -1,4 +1,4 @@
-//! Thumbnails of the images that a report shows.
+//! Thumbnails of the images in a report.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,9 +9,9 @@ use trommel_preprocess::{Limits, thumbnail};
 
 use crate::originals::Originals;
 
-/// Longer side of a thumbnail, in pixels: twice what it takes on the page.
+/// Longer side of a thumbnail in pixels: twice its size on the page.
 const SIDE: u32 = 192;
-/// Images that are read side by side.
+/// Images read concurrently.
 const SIDE_BY_SIDE: usize = 16;
 
 /// A thumbnail as a `data:` URL, or why it could not be made.

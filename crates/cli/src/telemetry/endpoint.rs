@@ -77,7 +77,7 @@ fn answer<B>(
     response
 }
 
-/// 200 when nothing is wrong, else 503 with what is.
+/// 200 if all is well, else 503 with the problems.
 fn said(wrong: Vec<String>) -> (StatusCode, &'static str, String) {
     let (status, text) = match wrong.is_empty() {
         true => (StatusCode::OK, "ok".to_owned()),

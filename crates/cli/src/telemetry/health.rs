@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use trommel_worker::Readiness;
 
-/// A runtime that has not run its heartbeat for this long is stuck.
+/// A runtime without a heartbeat for this long is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 const BEAT: Duration = Duration::from_secs(1);
 
-/// What this process says of itself.
+/// The health of this process.
 pub(crate) struct Health {
     start: Instant,
     /// Milliseconds from the start to the last heartbeat of the work's runtime; 0 before the first.
@@ -27,7 +27,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Beats on the current runtime for as long as that lives.
+    /// Sends heartbeats from the current runtime while it lives.
     pub(crate) fn watch(self: &std::sync::Arc<Self>) {
         let health = std::sync::Arc::clone(self);
         tokio::spawn(async move {
@@ -41,19 +41,19 @@ impl Health {
         });
     }
 
-    /// From here on `/readyz` says what `readiness` says.
+    /// From now on `/readyz` reports `readiness`.
     pub(crate) fn has(&self, readiness: Readiness) {
         *self.readiness() = Some(readiness);
     }
 
-    /// What keeps the process from working, if anything does: then it is to be started again.
+    /// Why the process has to be restarted, if it has to.
     pub(super) fn stuck(&self) -> Option<String> {
         let beat = Duration::from_millis(self.last_beat.load(Relaxed));
         let since = self.start.elapsed().saturating_sub(beat);
         (since > STUCK_AFTER).then(|| format!("the runtime has not run for {} s", since.as_secs()))
     }
 
-    /// What is still missing for this process to be at work; empty when nothing is.
+    /// Unmet conditions of readiness; empty if the process is ready.
     pub(super) fn missing(&self) -> Vec<String> {
         match &*self.readiness() {
             Some(readiness) => readiness.missing(),

@@ -1,7 +1,7 @@
-//! What the outside learns of this process: logs, traces, metrics and its health.
+//! Logs, traces, metrics and health of this process.
 //!
-//! Traces are sent, and metrics and health are answered, on a thread of their own, so that a
-//! saturated device or a busy runtime does not delay answers.
+//! A separate thread sends traces and serves metrics and health, so that a saturated device or a
+//! busy runtime does not delay answers.
 
 mod endpoint;
 mod health;
@@ -25,22 +25,22 @@ pub(crate) use self::health::Health;
 use crate::exit::{Usage, colours};
 use crate::progress_bar::LogWriter;
 
-/// Telemetry at work. What is still to be sent is sent when it is dropped.
+/// Running telemetry. Dropping it sends what remains.
 pub(crate) struct Telemetry {
-    /// What `/readyz` and `/healthz` say.
+    /// The state behind `/readyz` and `/healthz`.
     pub(crate) health: Arc<Health>,
     traces: Option<opentelemetry_sdk::trace::SdkTracerProvider>,
     runtime: Option<Runtime>,
 }
 
-/// Longest wait at the end for traces to be sent.
+/// Longest wait for the last traces to be sent.
 const FLUSH: Duration = Duration::from_secs(2);
 
 impl Telemetry {
-    /// Starts to log what `filter` lets through, and what `config` asks for.
+    /// Starts logging by `filter`, and whatever `config` enables.
     ///
     /// # Errors
-    /// When the filter is invalid, or the address to listen at is taken.
+    /// If the filter is invalid, or the address is in use.
     pub(crate) fn start(config: &TelemetryConfig, filter: &str) -> Result<Self> {
         let filter = EnvFilter::try_new(filter)
             .with_context(|| format!("invalid log filter {filter:?}"))
@@ -57,7 +57,7 @@ impl Telemetry {
         };
         let lines = log_lines(config.log_format);
         let lines = match traces {
-            // A line about an image names its trace.
+            // Log lines about an image include its trace.
             Some(_) => lines.with_filter(filter.or(traces::own_spans())).boxed(),
             None => lines.with_filter(filter).boxed(),
         };
@@ -116,7 +116,7 @@ where
     }
 }
 
-/// Upper ends of the buckets that times are counted in, in seconds.
+/// Upper bounds of the time buckets, in seconds.
 const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     120.0,
@@ -126,7 +126,7 @@ const IMAGES: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 /// Those of shares.
 const SHARES: [f64; 7] = [0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0];
 
-/// Takes what this process measures, from here on.
+/// Records this process's metrics from now on.
 fn prometheus() -> Result<metrics_exporter_prometheus::PrometheusHandle> {
     let suffix = |suffix: &str| Matcher::Suffix(suffix.to_owned());
     let requests = Matcher::Full(REQUEST_SECONDS.to_owned());

@@ -18,11 +18,11 @@ use trommel_worker::{OtlpProtocol, TelemetryConfig};
 
 use crate::exit::Usage;
 
-/// Longest time that one request to the collector may take.
+/// Time limit of a request to the collector.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends traces to a collector, on the runtime that is entered. One that is away costs traces and
-/// nothing else.
+/// Sends traces to a collector, on the current runtime. If the collector is down, only traces are
+/// lost.
 pub(super) fn start(endpoint: &str, config: &TelemetryConfig) -> Result<SdkTracerProvider> {
     let exporter = match config.otlp_protocol {
         OtlpProtocol::Grpc => SpanExporter::builder()
@@ -44,7 +44,7 @@ pub(super) fn start(endpoint: &str, config: &TelemetryConfig) -> Result<SdkTrace
     let share = Sampler::TraceIdRatioBased(config.sample);
     Ok(SdkTracerProvider::builder()
         .with_span_processor(BatchSpanProcessor::builder(exporter, Tokio).build())
-        // An image that is traced in one process is traced in all.
+        // An image is traced in all processes or in none.
         .with_sampler(Sampler::ParentBased(Box::new(share)))
         .with_resource(
             Resource::builder()
@@ -56,15 +56,15 @@ pub(super) fn start(endpoint: &str, config: &TelemetryConfig) -> Result<SdkTrace
         .build())
 }
 
-/// Lets all spans of this product's own crates through. Those of single images are made only for a layer that
-/// wants them, as an image's pass through a stage may cost less than its span.
+/// Enables the spans of Trommel's own crates. Spans of single images are created only for a layer
+/// that wants them, because processing an image may cost less than its span.
 pub(super) fn own_spans() -> FilterFn<impl Fn(&Metadata<'_>) -> bool> {
     let own =
         |metadata: &Metadata<'_>| metadata.is_span() && metadata.target().starts_with("trommel");
     filter_fn(own).with_max_level_hint(LevelFilter::DEBUG)
 }
 
-/// Makes traces of the spans of this product's own crates.
+/// Exports the spans of Trommel's own crates.
 pub(super) fn layer<S>(traces: &SdkTracerProvider) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a> + Send + Sync,

@@ -21,11 +21,11 @@ use crate::config::Config;
 use crate::exit::{Exit, Usage};
 use crate::jobs::{list, with_client};
 
-/// Jobs that are looked at; more do not fit a screen.
+/// Number of jobs shown; more do not fit on a screen.
 const JOBS: usize = 40;
-/// Time over which rates are measured. Workers say every two seconds what they have done.
+/// Interval over which rates are measured. Workers report every two seconds.
 const WINDOW: Duration = Duration::from_secs(5);
-/// Longest wait for a key before the next look is thought of.
+/// Longest wait for a key before the next poll is considered.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 
 /// Runs the command.
@@ -52,7 +52,7 @@ async fn look(client: &Client) -> Result<Look> {
     let mut jobs = list(client, JOBS, false).await?;
     for job in &mut jobs {
         if job.state == JobState::Running {
-            // With what waits between the stages, which lists leave out.
+            // Including queue lengths, which lists omit.
             *job = client.status(&job.id).await?;
         }
     }
@@ -72,7 +72,7 @@ fn view(before: &Look, now: Look) -> View {
     }
 }
 
-/// Looks again and again until a key says to quit.
+/// Polls until a key quits.
 async fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     client: &Client,
@@ -82,7 +82,7 @@ async fn watch(
     let mut looks = VecDeque::from([(Instant::now(), first)]);
     loop {
         let now = look(client).await?;
-        // The oldest look that the window still begins with.
+        // The oldest poll within the window.
         while looks.get(1).is_some_and(|(at, _)| at.elapsed() >= WINDOW) {
             looks.pop_front();
         }
@@ -117,7 +117,7 @@ fn quits(event: &Event) -> bool {
     }
 }
 
-/// Everything as text, as wide and as high as it takes.
+/// Everything as text, in its natural size.
 fn printed(view: &View) -> Result<String> {
     let (width, height) = view.size();
     let mut terminal = Terminal::new(TestBackend::new(width, height))?;
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// N34: ids were cut, and 25 lines were empty.
+    /// N34: ids were truncated, and 25 lines were empty.
     #[test]
     fn what_is_printed_shows_ids_whole_and_has_no_empty_lines() {
         let view = view();

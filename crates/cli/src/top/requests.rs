@@ -1,4 +1,4 @@
-//! How long requests take, over all workers.
+//! Latency of requests, over all workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use trommel_worker::{Presence, RequestWork};
 
 use super::stages::Look;
 
-/// Requests by one entrance.
+/// Requests by entrance.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Entrance {
     name: String,
-    /// Answers a second between the looks.
+    /// Answers per second between the polls.
     rate: f64,
-    /// Percentiles 50, 95 and 99 of what they took between the looks, or since the start where none
-    /// came between them.
+    /// Percentiles 50, 95 and 99 of the latency between the polls, or since the start if there were
+    /// no requests between them.
     took: [Option<Duration>; 3],
     shed: u64,
     expired: u64,
@@ -66,7 +66,7 @@ pub(super) fn entrances(before: &Look, now: &Look) -> Vec<Entrance> {
     all.into_iter().map(entrance).collect()
 }
 
-/// Draws a line for each.
+/// One line for each.
 pub(super) fn draw(entrances: &[Entrance], frame: &mut Frame<'_>, area: Rect) {
     let right = |text: String| Line::raw(text).right_aligned();
     let millis = |took: Option<Duration>| {

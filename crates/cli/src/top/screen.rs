@@ -1,4 +1,4 @@
-//! What `trommel top` shows.
+//! The screen of `trommel top`.
 
 use indicatif::{HumanCount, HumanDuration};
 use ratatui::Frame;
@@ -11,24 +11,24 @@ use trommel_worker::{JobState, JobStatus, ModelStatus};
 use super::requests::{self, Entrance};
 use super::stages::Stage;
 
-/// Ended jobs that are shown below the running ones.
+/// Ended jobs shown below the running ones.
 const ENDED: usize = 3;
-/// Cells of a bar.
+/// Width of a bar in cells.
 const BAR: usize = 20;
-/// Columns that the table of stages takes.
+/// Width of the table of stages.
 const LEAST_WIDTH: u16 = 80;
 
-/// All that is on the screen.
+/// The contents of the screen.
 pub(super) struct View {
     pub(super) jobs: Vec<JobStatus>,
     pub(super) stages: Vec<Stage>,
-    /// Shown where there are any.
+    /// Shown if there are any.
     pub(super) requests: Vec<Entrance>,
     pub(super) advice: Vec<String>,
 }
 
 impl View {
-    /// The jobs that are shown: those that go on, then the latest that have ended.
+    /// The shown jobs: running ones, then the last ended ones.
     fn shown(&self) -> Vec<&JobStatus> {
         let goes_on = |job: &&JobStatus| matches!(job.state, JobState::Running | JobState::Queued);
         let (running, ended): (Vec<_>, Vec<_>) = self.jobs.iter().partition(goes_on);
@@ -38,7 +38,7 @@ impl View {
             .collect()
     }
 
-    /// Lines that stages, requests, jobs and advice of this width take, borders included.
+    /// Height of stages, requests, jobs and advice at this width, including borders.
     fn heights(&self, width: u16) -> [u16; 4] {
         let jobs = self.shown().len().max(1);
         let advice = self.advice(width.saturating_sub(2)).len();
@@ -51,14 +51,14 @@ impl View {
         [stages, requests, jobs, advice]
     }
 
-    /// Columns and lines for everything.
+    /// Width and height of everything.
     pub(super) fn size(&self) -> (u16, u16) {
         let shown = self.shown();
         let width = LEAST_WIDTH.max(2 + jobs_width(&shown, &COLUMNS));
         (width, self.heights(width).iter().sum())
     }
 
-    /// Draws what there is, with the line about keys if there is room for it.
+    /// Draws the screen, with the line about keys if there is room.
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let jobs = self.shown();
         let [stages, requests, job_lines, advice] = self.heights(frame.area().width);
@@ -81,7 +81,7 @@ impl View {
         frame.render_widget(Line::styled(" q quits", Modifier::DIM), keys);
     }
 
-    /// The advice in lines of at most this many cells.
+    /// The advice wrapped to this width.
     fn advice(&self, width: u16) -> Vec<Line<'_>> {
         let mut lines = Vec::new();
         for advice in &self.advice {
@@ -146,15 +146,15 @@ impl View {
     }
 }
 
-/// A column of the table of jobs.
+/// A column of the jobs table.
 struct Column {
     title: &'static str,
     width: u16,
     cell: fn(&JobStatus) -> String,
 }
 
-/// The columns after the job's id, the most needed first: a narrow screen leaves the last ones out
-/// and shows ids whole.
+/// The columns after the job's id, most important first: a narrow screen omits the last ones and
+/// shows ids completely.
 const COLUMNS: [Column; 6] = [
     Column {
         title: "state",
@@ -181,7 +181,7 @@ const COLUMNS: [Column; 6] = [
         width: 7,
         cell: |job| {
             let rates = job.models.iter().map(|model| model.rate);
-            // No rates add up to -0, which is shown with its sign.
+            // Without rates, the sum would be -0, which is shown with its sign.
             HumanCount((rates.sum::<f64>() + 0.0).round() as u64).to_string()
         },
     },
@@ -212,13 +212,13 @@ fn done(job: &JobStatus) -> String {
     })
 }
 
-/// Cells that the longest id takes.
+/// Width of the longest id.
 fn id_width(jobs: &[&JobStatus]) -> u16 {
     let ids = jobs.iter().map(|job| job.id.chars().count());
     ids.max().unwrap_or(0).max("job".len()) as u16
 }
 
-/// Cells that the ids and these columns take, with a space between.
+/// Width of the ids and these columns, with spaces.
 fn jobs_width(jobs: &[&JobStatus], columns: &[Column]) -> u16 {
     let columns = columns.iter().map(|column| 1 + column.width);
     id_width(jobs) + columns.sum::<u16>()
@@ -232,7 +232,7 @@ fn draw_jobs(jobs: &[&JobStatus], frame: &mut Frame<'_>, area: Rect) {
     {
         columns = rest;
     }
-    // State reads as text; numbers stand under each other.
+    // The state is left-aligned text; numbers are right-aligned.
     let line = |column: &Column, text: String| match column.title {
         "state" => Line::raw(text),
         _ => right(text),

@@ -1,33 +1,34 @@
-//! How the stages stand between two looks, and what to change.
+//! The load of the stages between two polls, and what to change.
 
 use std::collections::HashMap;
 
 use trommel_worker::{JobState, JobStatus, Presence, Role};
 
-/// One look at the workers and jobs.
+/// One poll of the workers and jobs.
 pub(super) struct Look {
     pub(super) workers: Vec<Presence>,
     pub(super) jobs: Vec<JobStatus>,
 }
 
-/// A stage between two looks.
+/// A stage between two polls.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Stage {
     pub(super) role: Role,
     pub(super) workers: usize,
     pub(super) threads: usize,
-    /// Images a second.
+    /// Images per second.
     pub(super) rate: f64,
-    /// Share of the time in which its threads worked, 0 to 1; `None` of ingest, which only waits.
+    /// Busy share of its threads, 0 to 1; `None` for ingest, which only waits.
     pub(super) busy: Option<f64>,
-    /// Messages that wait for it, over all jobs.
+    /// Messages waiting for it, over all jobs.
     pub(super) waiting: u64,
 }
 
-/// Below this share a stage is not what holds the others up.
+/// Below this share a stage is not the bottleneck.
 const SATURATED: f64 = 0.85;
 
-/// The stages in flow order. Workers that began or ended between the looks count from the next on.
+/// The stages in flow order. Workers that started or ended between the polls count from the next
+/// poll on.
 pub(super) fn stages(before: &Look, now: &Look) -> Vec<Stage> {
     let earlier: HashMap<&str, &Presence> = before
         .workers
@@ -78,7 +79,7 @@ pub(super) fn stages(before: &Look, now: &Look) -> Vec<Stage> {
     Role::ALL.into_iter().map(stage).collect()
 }
 
-/// What an operator might do, the most pressing first.
+/// Advice for an operator, most urgent first.
 pub(super) fn advice(stages: &[Stage], jobs: &[JobStatus]) -> Vec<String> {
     if !jobs.iter().any(|job| job.state == JobState::Running) {
         return vec!["no job is running".to_owned()];
@@ -115,7 +116,7 @@ pub(super) fn advice(stages: &[Stage], jobs: &[JobStatus]) -> Vec<String> {
         )];
     }
     if share(preprocess) > SATURATED && share(infer) > 0.0 {
-        // As much more preparing as brings infer to the full.
+        // As much more preprocessing as saturates infer.
         let more = preprocess.workers as f64 * (1.0 / share(infer) - 1.0);
         return vec![format!(
             "infer waits {:.0} % of the time: add about {} preprocess workers",
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A look at one worker for each role, `busy` seconds of two threads' four spent.
+    /// A poll of one worker per role, with `busy` seconds of two threads' four.
     fn looks(prepare: f64, infer: f64) -> (Look, Look) {
         let look = |at: i64| {
             let part = at as f64 / 2.0;

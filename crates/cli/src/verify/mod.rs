@@ -1,7 +1,7 @@
-//! `trommel model verify`: Trommel's tensors next to those of the user's own image processor.
+//! `trommel model verify`: compares Trommel's tensors with those of the user's own image processor.
 //!
-//! A folder gets the tensors, a program in Python that makes the processor's and compares, and the
-//! program's verdict, which is read back. Nothing but the user's own Python knows what the reference is.
+//! It writes the tensors and a Python program to a folder, runs the program with the user's Python,
+//! and reads its verdict: only the user's own installation knows the reference.
 
 use std::fmt;
 use std::fs;
@@ -18,17 +18,17 @@ use crate::args::VerifyArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Usage};
 
-/// What compares.
+/// The comparison program.
 const PROGRAM: &str = include_str!("compare.py");
 const PROGRAM_FILE: &str = "compare.py";
 const TASK_FILE: &str = "task.json";
 const VERDICT_FILE: &str = "verdict.json";
 
-/// Grey levels up to which values are equal: far more than single precision loses in normalising, far
-/// less than the one level that tensors differ by at least.
+/// Tolerance in grey levels: far more than rounding errors of normalisation, and far less than one
+/// level, the smallest real difference.
 const TOLERANCE: f64 = 0.05;
 
-/// What the program is to compare.
+/// The task of the program.
 #[derive(Debug, Serialize)]
 struct Task {
     model: PathBuf,
@@ -42,11 +42,11 @@ struct Task {
 #[derive(Debug, Serialize)]
 struct Case {
     image: PathBuf,
-    /// A file of NumPy: `HWC u8`.
+    /// A NumPy file: `HWC u8`.
     tensor: String,
 }
 
-/// What the program found.
+/// The result of the program.
 #[derive(Debug, Serialize, Deserialize)]
 struct Verdict {
     /// The class of the processor.
@@ -59,7 +59,7 @@ struct Verdict {
 #[derive(Debug, Serialize, Deserialize)]
 struct Compared {
     image: PathBuf,
-    /// The largest difference in grey levels; none where shapes differ.
+    /// The largest difference in grey levels; absent if shapes differ.
     levels: Option<f64>,
     /// Shape of the processor's tensor: channels, rows, columns.
     shape: Vec<u32>,
@@ -124,8 +124,8 @@ pub(crate) fn run(args: &VerifyArgs, config: &Config) -> Result<Exit> {
     })
 }
 
-/// Image files of a folder and those below, or files by name; `limit` of them at most, evenly chosen in
-/// the order of their paths.
+/// Image files in folders and their subfolders, or given by name; at most `limit`, evenly spaced by
+/// path.
 fn images(named: &[PathBuf], limit: usize) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for path in named {
@@ -165,8 +165,8 @@ fn is_image(path: &Path) -> bool {
     suffix.is_some_and(|suffix| SUFFIXES.contains(&suffix.to_ascii_lowercase().as_str()))
 }
 
-/// Makes the folder. One that holds other things is left alone: Python takes modules from where the
-/// program lies.
+/// Creates the folder. A folder with other contents is refused: Python imports modules from the
+/// program's folder.
 fn start_folder(folder: &Path) -> Result<()> {
     let is_own = |name: &str| [PROGRAM_FILE, TASK_FILE, VERDICT_FILE, "tensors"].contains(&name);
     let entries = match folder.read_dir() {
@@ -192,7 +192,7 @@ fn start_folder(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes the tensor of each image; those that are no images are named and left out.
+/// Writes the tensor of each image; files that are not images are reported and left out.
 fn tensors(args: &VerifyArgs, mut preparer: Preparer, images: Vec<PathBuf>) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for image in images {
@@ -223,7 +223,7 @@ fn npy(tensor: &Prepared) -> Vec<u8> {
         "{{'descr': '|u1', 'fortran_order': False, 'shape': ({}, {}, {}), }}",
         shape.height, shape.width, shape.channels
     );
-    // With its magic bytes and its line end the header is a multiple of 64 bytes.
+    // Magic bytes, header and line end together are a multiple of 64 bytes.
     let padding = 63 - (10 + header.len()) % 64;
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
@@ -235,7 +235,7 @@ fn npy(tensor: &Prepared) -> Vec<u8> {
     bytes
 }
 
-/// Runs the program with the user's Python, and reads what it found.
+/// Runs the program with the user's Python, and reads its result.
 fn ask(args: &VerifyArgs, program: &Path) -> Result<Verdict> {
     let by_hand = format!("{} {}", args.python.display(), program.display());
     let output = Command::new(&args.python).arg(program).output();
@@ -264,7 +264,7 @@ impl Compared {
     }
 }
 
-/// A verdict in lines for people.
+/// A verdict as lines for people.
 struct Shown<'a> {
     verdict: &'a Verdict,
     /// Of Trommel's tensors.

@@ -61,7 +61,7 @@ pub struct JobId {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListRequest {
-    /// Jobs on the page; default and maximum as in the API's documentation.
+    /// Most jobs on the page. Default and maximum: 1,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
     /// The last job of the previous page.

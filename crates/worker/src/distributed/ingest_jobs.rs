@@ -251,8 +251,7 @@ fn no_sources() -> WorkerError {
     WorkerError::Request("the job names no sources; submit it again with some".to_owned())
 }
 
-/// Opens everything that the job names, so that problems are reported at once; the caller opens
-/// feeds.
+/// Opens everything that the job names, to report problems at once; the caller opens feeds.
 fn open(
     ctx: &Context,
     request: &JobRequest,
