@@ -12,17 +12,18 @@ use crate::zip_member::ZipMember;
 use crate::{Found, SourceOptions};
 use crate::{tar_members, zip_members};
 
-/// Members looked at to learn which siblings there are.
+/// Members examined to learn which siblings there are.
 const LOOKED_AT: usize = 1000;
-/// Members that one sample has at most, so that few names and siblings are held: names such as
+/// Most members per sample, to bound the names and siblings in memory: names such as
 /// `frame.0001.jpg` make a whole archive look like one sample.
 const SAMPLE_MEMBERS: usize = 64;
 
-/// A tar archive, compressed or not, or a zip archive. Members whose names are the same up to the first dot of the base name, and stand
-/// together, are one WebDataset sample: its `.json`, `.cls` and `.txt` pass through with its image.
-/// Where more than 64 stand together, each image has only those that precede it.
+/// A tar archive, compressed or not, or a zip archive. Adjacent members whose names are equal up to
+/// the first dot of the base name are one WebDataset sample: its `.json`, `.cls` and `.txt` become
+/// columns of its image. If a sample has more than 64 members, each image only gets the siblings
+/// before it.
 ///
-/// Names that are not UTF-8 appear percent-encoded. Links and sparse members have no bytes of their
+/// Names that are not UTF-8 are percent-encoded. Links and sparse members have no content of their
 /// own: such an image is listed and fails as empty; an encrypted one is listed and fails.
 pub(super) struct Archive {
     stored: Stored,
@@ -32,7 +33,7 @@ pub(super) struct Archive {
 
 impl Archive {
     /// # Errors
-    /// When the file cannot be read, is no archive of a kind that is read, or holds no image.
+    /// If the file cannot be read, is not a supported archive, or has no images.
     pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
         let format = archived(stored)?;
         let mut found = [false; SIBLINGS.len()];
@@ -44,7 +45,7 @@ impl Archive {
             }
             images += usize::from(options.takes_member(&member.name));
             looked_at += 1;
-            // Beyond the first members only a first image is still looked for.
+            // After the first members, only a first image is still needed.
             if looked_at >= LOOKED_AT && images > 0 {
                 return Err(Stop::Unwanted);
             }
@@ -139,7 +140,7 @@ struct Container<'a> {
     columns: &'a [Column],
 }
 
-/// The members that stand together under one key.
+/// The adjacent members with one key.
 #[derive(Default)]
 struct Sample {
     key: String,
@@ -153,7 +154,7 @@ impl Sample {
         self.hand_on_images(container, visitor)
     }
 
-    /// Hands on the images so far, with the siblings so far.
+    /// Passes on the images so far, with the siblings so far.
     fn hand_on_images(
         &mut self,
         container: &Container<'_>,
@@ -201,7 +202,7 @@ fn for_each_member(
     }
 }
 
-/// The content of a sibling in a zip; none if it cannot be unpacked.
+/// The content of a sibling in a zip; `None` if it cannot be unpacked.
 fn zip_text(stored: &Stored, member: &Member) -> Result<Option<String>, StorageError> {
     let (uri, content) = (&member.name, member.content(""));
     let Ok(Some(packed)) = ZipMember::of(uri, &content, SIBLING_LIMIT) else {
@@ -246,7 +247,7 @@ mod tests {
         }
     }
 
-    /// R31: an archive is not held until its first name ends.
+    /// R31: archives with endless names must not fill memory.
     #[test]
     fn images_are_handed_on_before_the_names_change() {
         let folder = tempfile::tempdir().unwrap();

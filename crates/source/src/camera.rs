@@ -1,4 +1,4 @@
-//! Frames of a camera, a stream or a file as they come, as JPEG files.
+//! Frames of a camera, a stream or a file in real time, as JPEG files.
 
 use std::io::{BufRead, BufReader, Read};
 use std::num::NonZeroU32;
@@ -13,28 +13,28 @@ use crate::ffmpeg::{Ffmpeg, Killer, Running, Watch};
 
 /// Longest time without a frame.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most bytes of a frame.
+/// Largest frame in bytes.
 const MOST_BYTES: usize = 256 << 20;
 
-/// What a camera is asked for.
+/// Options of a camera.
 #[derive(Debug, Clone)]
 pub struct CameraConfig {
-    /// A file, a device such as `/dev/video0`, or a url that `ffmpeg` knows.
+    /// A file, a device such as `/dev/video0`, or a url that `ffmpeg` supports.
     pub input: String,
-    /// Frames a second; all if there is none.
+    /// Frames per second; all if `None`.
     pub fps: Option<FrameRate>,
-    /// The device of `ffmpeg`'s that decodes; the processor if there is none.
+    /// The hardware decoder of `ffmpeg`; the CPU if `None`.
     pub hwaccel: Option<String>,
-    /// Frames are made no wider than so many pixels.
+    /// Largest width of frames in pixels.
     pub max_width: Option<NonZeroU32>,
     /// Quality of the JPEGs, from 2 (best) to 31.
     pub quality: u8,
-    /// Whether a file begins again at its end.
+    /// Whether a file restarts at its end.
     pub loops: bool,
 }
 
 impl CameraConfig {
-    /// Whether the input is a file, whose end is no fault.
+    /// Whether the input is a file, whose end is not an error.
     pub fn is_file(&self) -> bool {
         !self.is_url() && !self.is_device()
     }
@@ -55,7 +55,7 @@ impl CameraConfig {
             add(&["-hwaccel", device]);
         }
         if self.input.starts_with("rtsp://") || self.input.starts_with("rtsps://") {
-            // Whole frames matter more than a lost packet's delay.
+            // Complete frames matter more than the delay after a lost packet.
             add(&["-rtsp_transport", "tcp"]);
         }
         let name = match self.is_file() {
@@ -63,7 +63,7 @@ impl CameraConfig {
                 if self.loops {
                     add(&["-stream_loop", "-1"]);
                 }
-                // As fast as it would be seen.
+                // At playback speed.
                 add(&["-re"]);
                 format!("file:{}", self.input)
             }
@@ -84,13 +84,13 @@ impl CameraConfig {
             add(&["-vf", &filters.join(",")]);
         }
         add(&["-c:v", "mjpeg", "-q:v", &self.quality.to_string()]);
-        // Each frame has a head with its length, and is flushed at once.
+        // Each frame has a header with its length, and is flushed at once.
         add(&["-f", "mpjpeg", "-flush_packets", "1", "pipe:1"]);
         args
     }
 }
 
-/// A camera, a stream or a file that is open.
+/// An open camera, stream or file.
 pub struct Camera {
     running: Option<Running>,
     output: BufReader<ChildStdout>,
@@ -101,7 +101,7 @@ impl Camera {
     /// Opens it.
     ///
     /// # Errors
-    /// When `ffmpeg` cannot be started.
+    /// If `ffmpeg` cannot be started.
     pub fn open(ffmpeg: &Ffmpeg, config: &CameraConfig) -> Result<Self, String> {
         let mut command = ffmpeg.command();
         command.args(config.args());
@@ -113,7 +113,7 @@ impl Camera {
         })
     }
 
-    /// What ends it from another thread; nothing once it has ended.
+    /// A handle to end it from another thread; `None` once it has ended.
     pub fn killer(&self) -> Option<Killer> {
         self.running.as_ref().map(Running::killer)
     }
@@ -121,7 +121,7 @@ impl Camera {
     /// Waits for the next frame, a JPEG file; `None` at the end of the input. Blocking.
     ///
     /// # Errors
-    /// Why there are no more: what `ffmpeg` reports.
+    /// The reason, as reported by `ffmpeg`.
     pub fn next_frame(&mut self) -> Result<Option<Bytes>, String> {
         if let Some(length) = self.next_length() {
             let mut frame = vec![0; length];
@@ -143,7 +143,7 @@ impl Camera {
         }
     }
 
-    /// Reads the head of a frame; gives its length.
+    /// Reads the header of a frame; returns its length.
     fn next_length(&mut self) -> Option<usize> {
         let (mut line, mut length) = (String::new(), None);
         loop {

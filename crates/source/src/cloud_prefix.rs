@@ -12,10 +12,10 @@ use crate::keys::{self, Keys};
 use crate::listing::{Listing, Stop, Visitor};
 use crate::stores::Stores;
 
-/// Objects that a listing is ahead of what has been handed on.
+/// Objects that a listing buffers ahead of its reader.
 const AHEAD: usize = 4096;
 
-/// All objects whose keys begin with a prefix, or match a pattern, in the order of the keys' bytes.
+/// All objects whose keys have a prefix, or match a pattern, in byte order of the keys.
 pub(super) struct CloudPrefix {
     bucket: Arc<dyn ObjectStore>,
     place: CloudLocation,
@@ -24,7 +24,7 @@ pub(super) struct CloudPrefix {
 
 impl CloudPrefix {
     /// # Errors
-    /// When the bucket is not there or may not be listed, or no key begins like that or matches.
+    /// If the bucket does not exist or cannot be listed, or no key has the prefix or matches.
     pub(super) fn open(
         place: CloudLocation,
         stores: &Stores,
@@ -41,10 +41,10 @@ impl CloudPrefix {
         })
     }
 
-    /// The uris of all objects that a pattern matches, whatever they are.
+    /// The uris of all objects that match a pattern, regardless of suffix.
     ///
     /// # Errors
-    /// When there are none, or they cannot be listed.
+    /// If there are none, or they cannot be listed.
     pub(super) fn matches(
         place: &CloudLocation,
         stores: &Stores,

@@ -8,7 +8,8 @@ use crate::listing::{Listing, Stop, Visitor};
 use crate::manifest::{Entries, Manifest};
 use crate::stored::Stored;
 
-/// CSV or TSV with a header. Other columns pass through as text: no type is guessed, so that `007` stays.
+/// CSV or TSV with a header. Other columns pass through as text, without guessing types, so that
+/// `007` stays.
 pub(super) struct CsvManifest {
     manifest: Manifest,
     delimiter: u8,
@@ -18,8 +19,7 @@ pub(super) struct CsvManifest {
 
 impl CsvManifest {
     /// # Errors
-    /// When the file cannot be read, has no column with uris, or one of its first records is
-    /// malformed.
+    /// If the file cannot be read, has no uri column, or one of its first records is malformed.
     pub(super) fn open(
         stored: &Stored,
         delimiter: u8,

@@ -1,4 +1,4 @@
-//! The records of a CSV, none of which may fill memory.
+//! Reads the records of a CSV in bounded memory.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -6,34 +6,34 @@ use std::rc::Rc;
 
 use csv::{ByteRecord, ReaderBuilder};
 
-/// Bytes that are read ahead.
+/// Bytes read ahead.
 const AHEAD: u64 = 1 << 13;
 
-/// Reads records of at most so many bytes.
+/// Reads records of limited length.
 pub(super) struct Records<R> {
     reader: csv::Reader<Bounded<R>>,
-    /// Bytes that may be read before the record under way is too long.
+    /// Remaining bytes of the current record.
     left: Rc<Cell<u64>>,
     longest: u64,
-    /// Whether the names of the columns still come first.
+    /// Whether the header is still to come.
     at_headers: bool,
 }
 
-/// What is wrong with a record.
+/// An error in a record.
 pub(super) enum Malformed {
-    /// It is longer than it may be. At this byte it begins.
+    /// It exceeds the limit. It begins at this byte.
     TooLong { start: u64, longest: u64 },
-    /// It is no CSV.
+    /// It is not CSV.
     Invalid(csv::Error),
 }
 
 impl<R: Read> Records<R> {
-    /// Of fields between commas.
+    /// For comma-separated fields.
     pub(super) fn new(input: R, has_headers: bool, longest: u64) -> Self {
         Self::between(b',', input, has_headers, longest)
     }
 
-    /// Of fields between other bytes.
+    /// For fields with another separator.
     pub(super) fn between(delimiter: u8, input: R, has_headers: bool, longest: u64) -> Self {
         let (input, left) = Bounded::new(input);
         let mut builder = ReaderBuilder::new();
@@ -49,7 +49,7 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// The first record, where it names the columns.
+    /// The first record, if it is the header.
     pub(super) fn headers(&mut self) -> Result<ByteRecord, Malformed> {
         self.left.set(self.longest.saturating_add(AHEAD));
         self.at_headers = false;
@@ -63,7 +63,7 @@ impl<R: Read> Records<R> {
             self.headers()?;
         }
         let start = self.reader.position().byte();
-        // What was read ahead is of this record at most.
+        // Buffered bytes belong to this record at most.
         self.left.set(self.longest.saturating_add(AHEAD));
         match self.reader.read_byte_record(record) {
             Ok(_) if record.as_slice().len() as u64 > self.longest => Err(Malformed::TooLong {
@@ -86,14 +86,14 @@ impl<R: Read> Records<R> {
     }
 }
 
-/// Gives no more bytes than are left.
+/// Returns no more bytes than the limit leaves.
 pub(super) struct Bounded<R> {
     input: R,
     left: Rc<Cell<u64>>,
 }
 
 impl<R> Bounded<R> {
-    /// Gives nothing until some is left.
+    /// Returns nothing until the limit is reset.
     pub(super) fn new(input: R) -> (Self, Rc<Cell<u64>>) {
         let left = Rc::new(Cell::new(0));
         let bounded = Self {
@@ -123,14 +123,14 @@ impl<R: Read> Read for Bounded<R> {
 mod tests {
     use super::*;
 
-    /// R30: what is behind a stray quote is not read.
+    /// R30: the rest after a stray quote is not read.
     #[test]
     fn a_record_is_read_only_as_far_as_it_may_be_long() {
         let endless = (&b"uri\n\"a\",\n\"stray"[..]).chain(io::repeat(b'x'));
         let mut records = Records::new(endless, false, 1000);
         let mut record = ByteRecord::new();
         assert!(matches!(records.next(&mut record), Ok(true)));
-        // Lengths differ in what follows, which is another fault.
+        // Records differ in length afterwards, which is another error.
         assert!(matches!(
             records.next(&mut record),
             Err(Malformed::Invalid(_))

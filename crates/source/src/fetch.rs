@@ -24,7 +24,7 @@ use crate::streams::{Streams, Wanted};
 use crate::zip_member::ZipMember;
 use crate::{FetchLimits, Fetched, VideoConfig};
 
-/// Reads images, on this machine, in S3 or on the web.
+/// Reads images from this machine, S3 or the web.
 pub(super) struct Fetcher {
     cells: Arc<CellReader>,
     streams: Streams,
@@ -44,7 +44,7 @@ impl Fetcher {
         }
     }
 
-    /// Threads still reading for callers that have given up.
+    /// Threads still reading for callers that gave up.
     pub(super) fn hung(&self) -> usize {
         self.hung.load(Ordering::Relaxed)
     }
@@ -105,7 +105,7 @@ impl Fetcher {
         }
     }
 
-    /// Reads what is in a store.
+    /// Reads an object in a store.
     async fn remote(
         &self,
         image: &ImageRef,
@@ -148,7 +148,7 @@ impl Fetcher {
         })
     }
 
-    /// Reads what is on this machine, on a thread that may block.
+    /// Reads a local file, on a thread that may block.
     async fn blocking(
         &self,
         image: &ImageRef,
@@ -173,7 +173,7 @@ impl Fetcher {
     }
 }
 
-/// Reads an image on this machine, or a cell anywhere. Blocking.
+/// Reads a local image, or a cell from anywhere. Blocking.
 fn read_local(
     cells: &CellReader,
     uri: &str,
@@ -227,17 +227,17 @@ fn ended(uri: &str) -> StorageError {
     StorageError::new(StorageErrorKind::Unreadable, message)
 }
 
-/// The two ends of a read that blocks: whoever waits for it, and the thread that reads. A thread
-/// that reads on when nobody waits any more is counted.
+/// The two sides of a blocking read: the waiting caller and the reading thread. A thread that
+/// continues after its caller gave up is counted.
 struct Watched {
-    /// Whether one of the two has gone.
+    /// Whether one side is gone.
     gone: Arc<AtomicBool>,
     hung: Arc<AtomicUsize>,
     is_reader: bool,
 }
 
 impl Watched {
-    /// The end that waits.
+    /// The waiting side.
     fn new(hung: &Arc<AtomicUsize>) -> Self {
         Self {
             gone: Arc::default(),
@@ -246,7 +246,7 @@ impl Watched {
         }
     }
 
-    /// The end that reads.
+    /// The reading side.
     fn reader(&self) -> Self {
         Self {
             gone: Arc::clone(&self.gone),
@@ -262,7 +262,7 @@ impl Drop for Watched {
             self.hung.fetch_add(1, Ordering::Relaxed);
         }
         let is_last = self.gone.swap(true, Ordering::AcqRel);
-        // One that waits and is the last takes back what it has counted; so does the reader.
+        // Whichever side ends last undoes the count.
         if is_last {
             self.hung.fetch_sub(1, Ordering::Relaxed);
         }
@@ -276,7 +276,7 @@ fn whole(uri: &str, listed: Option<&str>, limit: u64) -> Result<Vec<u8>, Storage
     }
     let failed = |error| StorageError::read(uri, error);
     let path = to_path(uri);
-    // Looked at before it is opened: opening a pipe would wait for its writer.
+    // Checked before opening: opening a pipe would wait for its writer.
     let metadata = path.metadata().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => failed(error),
         _ if path.is_symlink() => {
@@ -295,7 +295,7 @@ fn whole(uri: &str, listed: Option<&str>, limit: u64) -> Result<Vec<u8>, Storage
     let mut bytes = room_for(uri, metadata.len(), limit)?;
     let file = File::open(&path).map_err(failed)?;
     check_version(uri, &file, listed)?;
-    // One more byte than allowed tells a file that has grown.
+    // One byte more than allowed detects a file that has grown.
     (&file)
         .take(limit.saturating_add(1))
         .read_to_end(&mut bytes)
@@ -305,8 +305,8 @@ fn whole(uri: &str, listed: Option<&str>, limit: u64) -> Result<Vec<u8>, Storage
     Ok(bytes)
 }
 
-/// Refuses a file that is not the version that was listed; asked before and after reading, so that
-/// no change in between goes unseen.
+/// Refuses a file that is not the listed version; checked before and after reading, so that no
+/// change in between is missed.
 fn check_version(uri: &str, file: &File, listed: Option<&str>) -> Result<(), StorageError> {
     let Some(listed) = listed else { return Ok(()) };
     let metadata = file
@@ -342,7 +342,7 @@ fn range(
     }
 }
 
-/// Memory for an image, if it is allowed and there is so much.
+/// Memory for an image, if allowed and available.
 fn room_for(uri: &str, size: u64, limit: u64) -> Result<Vec<u8>, StorageError> {
     check_size(uri, size, limit)?;
     let mut bytes = Vec::new();
@@ -392,8 +392,8 @@ mod tests {
     use super::*;
     use crate::SourceOptions;
 
-    /// R20 and R42: a read that hangs costs its image the time that it may take, is counted for as
-    /// long as it hangs, and holds up no other file.
+    /// R20 and R42: a hanging read fails its image after the time limit, is counted while it hangs,
+    /// and does not block other files.
     #[tokio::test]
     #[allow(clippy::await_holding_lock, reason = "it is what hangs")]
     async fn a_read_that_hangs_is_given_up_and_counted() {

@@ -1,4 +1,4 @@
-//! Single files, and what can be known of one without opening it.
+//! Single files, and what is known about them without opening them.
 
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use trommel_types::{Content, Scalar};
 use crate::listing::{Listing, Stop, Visitor};
 use crate::{Found, SourceOptions};
 
-/// One file that the user has named. It is taken whatever its suffix.
+/// One file named by the user, whatever its suffix.
 pub(super) struct SingleFile {
     path: PathBuf,
 }
@@ -29,7 +29,7 @@ impl Listing for SingleFile {
     }
 }
 
-/// The image at a path, with what can be known without opening it.
+/// The image at a path, with what is known without opening it.
 pub(super) fn image_at(path: &Path, columns: Vec<Scalar>) -> Found {
     Found {
         columns,
@@ -37,7 +37,7 @@ pub(super) fn image_at(path: &Path, columns: Vec<Scalar>) -> Found {
     }
 }
 
-/// The image at a uri. A file that cannot be looked at, and what is no file, have no size.
+/// The image at a uri. Unreadable entries, and entries that are not files, have no size.
 pub(super) fn image_of(uri: String, metadata: Option<&Metadata>) -> Found {
     let file = metadata.filter(|metadata| metadata.is_file());
     Found {
@@ -49,7 +49,7 @@ pub(super) fn image_of(uri: String, metadata: Option<&Metadata>) -> Found {
     }
 }
 
-/// The version of a local file: its time of change in nanoseconds since 1970, and its size in
+/// The version of a local file: its modification time in nanoseconds since 1970, and its size in
 /// bytes, both hexadecimal.
 pub(super) fn etag(metadata: &Metadata) -> Option<String> {
     let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;

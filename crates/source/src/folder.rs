@@ -1,4 +1,4 @@
-//! Folders with all folders in them, and patterns of paths.
+//! Folders, recursively, and patterns of paths.
 
 use std::ffi::OsString;
 use std::fs::{self, FileType, Metadata};
@@ -15,26 +15,27 @@ use crate::options::{is_clutter, name_others};
 use crate::pattern::{Pattern, Reached};
 use crate::{Found, SourceOptions};
 
-/// Files that are looked at to say what a folder without images holds.
+/// Most files examined to describe a folder without images.
 const LOOKED_AT: u64 = 100_000;
 
-/// The files below a folder that match a pattern, in byte order of the names, folder by folder.
+/// The files below a folder that match a pattern, sorted by the bytes of their names, folder by
+/// folder.
 ///
-/// Links are followed, except to a folder that the link itself is in. Memory holds the names of
-/// one folder a level. A folder that cannot be read is listed as an image whose uri ends in `/`. What
-/// is hidden, and what macOS leaves next to files, is passed over unless a pattern names it.
+/// Links are followed, except to a folder that contains them. Memory holds the names of one folder
+/// per level. A folder that cannot be read is listed as an image whose uri ends in `/`. Hidden
+/// files, and those that macOS leaves next to others, are skipped unless a pattern names them.
 pub(super) struct Folder {
     root: PathBuf,
     pattern: Pattern,
-    /// Whether files are chosen by their suffixes.
+    /// Whether files are selected by suffix.
     by_suffix: bool,
 }
 
 impl Folder {
-    /// All files below a folder, chosen by suffix.
+    /// All files below a folder, selected by suffix.
     ///
     /// # Errors
-    /// When the folder cannot be read, or holds nothing that is taken.
+    /// If the folder cannot be read, or has no matching files.
     pub(super) fn open(root: &Path, options: &SourceOptions) -> Result<Self, StorageError> {
         let folder = Self {
             root: root.to_owned(),
@@ -74,10 +75,10 @@ impl Folder {
         })
     }
 
-    /// The files that a pattern of lists or archives matches, in order.
+    /// The lists or archives that match a pattern, in order.
     ///
     /// # Errors
-    /// When the pattern is malformed or matches no file.
+    /// If the pattern is malformed or matches no file.
     pub(super) fn matches(
         spec: &str,
         options: &SourceOptions,
@@ -93,11 +94,11 @@ impl Folder {
         }
     }
 
-    /// The files that match a pattern. Where it does not say which suffixes are wanted, files are
-    /// chosen by suffix as in a folder.
+    /// The files that match a pattern. If it specifies no suffix, files are selected by suffix as
+    /// in a folder.
     ///
     /// # Errors
-    /// When the pattern is malformed or matches no file that is taken.
+    /// If the pattern is malformed or matches no usable file.
     pub(super) fn matching(spec: &str, options: &SourceOptions) -> Result<Self, StorageError> {
         let invalid =
             |reason: &str| StorageError::invalid_source(format!("source {spec}: {reason}"));
@@ -135,7 +136,7 @@ impl Listing for Folder {
     }
 }
 
-/// Takes the paths of all files.
+/// Collects the paths of all files.
 struct Paths(Vec<PathBuf>);
 
 impl Visitor for Paths {
@@ -149,7 +150,7 @@ impl Visitor for Paths {
     }
 }
 
-/// Counts lists and archives, up to a bound.
+/// Counts lists and archives, up to a limit.
 #[derive(Default)]
 struct Lists {
     seen: u64,
@@ -182,7 +183,7 @@ fn identity(metadata: &Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-/// The path of the folder whose files have no folder in their paths.
+/// The base folder of relative paths.
 fn readable(folder: &Path) -> &Path {
     if folder.as_os_str().is_empty() {
         Path::new(".")
@@ -195,7 +196,7 @@ struct Walk<'a> {
     folder: &'a Folder,
     options: &'a SourceOptions,
     visitor: &'a mut dyn Visitor,
-    /// The folder that is being read and those it is in, to end circles of links.
+    /// The current folder and its ancestors, to detect cycles of links.
     ancestors: Vec<Identity>,
 }
 
@@ -238,7 +239,7 @@ impl Walk<'_> {
                 }
                 _ if !complete => {}
                 _ if !by_name => self.visitor.skipped()?,
-                // A file that cannot be looked at is listed all the same, and fails by name.
+                // A file that cannot be examined is listed anyway, and fails with its name.
                 metadata => {
                     let image = image_of(uri::of_path(&path), metadata.ok().as_ref());
                     self.visitor.found(image)?;
@@ -265,8 +266,8 @@ impl Walk<'_> {
         ended
     }
 
-    /// What images the folder holds is not to be known, but that it was not read must not go
-    /// unsaid: it becomes an image that cannot be fetched.
+    /// The images in the folder are unknown, but the failure must be visible: it becomes an image
+    /// that cannot be fetched.
     fn unreadable(&mut self, path: &Path) -> Result<(), Stop> {
         let mut uri = uri::of_path(path);
         uri.push('/');

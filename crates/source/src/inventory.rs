@@ -1,4 +1,4 @@
-//! S3 Inventory reports, which list a bucket of any size without a request for each thousand keys
+//! S3 Inventory reports, which list buckets of any size without a LIST request per thousand keys
 //! (<https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-inventory.html>).
 
 use std::io::{BufReader, Read};
@@ -19,8 +19,8 @@ use crate::stored::Stored;
 use crate::stores::Stores;
 use crate::{Found, SourceOptions};
 
-/// A report, named by its `manifest.json`. Its objects come in the order of the report's files,
-/// whatever it is; deleted and former versions are left out.
+/// A report, named by its `manifest.json`. Its objects are listed in the order of the report's
+/// files; deleted and older versions are left out.
 pub(super) struct Inventory {
     manifest: String,
     files: Vec<Stored>,
@@ -28,7 +28,7 @@ pub(super) struct Inventory {
     fields: Fields,
 }
 
-/// What a report's `manifest.json` says.
+/// The contents of a report's `manifest.json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Manifest {
@@ -50,7 +50,7 @@ enum Format {
     Parquet,
 }
 
-/// The columns of a report, by their places in CSV.
+/// The columns of a report, by their positions in CSV.
 struct Fields {
     bucket: usize,
     key: usize,
@@ -67,7 +67,7 @@ impl Inventory {
     }
 
     /// # Errors
-    /// When the manifest or a file that it names is not there, or it is of a kind that is not read.
+    /// If the manifest or a file in it does not exist, or has an unsupported format.
     pub(super) fn open(stores: &Stores, manifest: &Stored) -> Result<Self, StorageError> {
         let invalid =
             |reason: String| StorageError::invalid_source(format!("source {manifest}: {reason}"));
@@ -153,7 +153,7 @@ impl Inventory {
             if is(self.fields.is_latest, "false") || is(self.fields.is_delete_marker, "true") {
                 continue;
             }
-            // Keys of CSV reports are percent-encoded, as in a query.
+            // Keys in CSV reports are percent-encoded, as in a query string.
             let key = text(Some(self.fields.key))
                 .unwrap_or_default()
                 .replace('+', " ");

@@ -10,13 +10,13 @@ use serde_json::value::RawValue;
 
 use crate::csv_records::Bounded;
 
-/// Bytes that are read ahead.
+/// Bytes read ahead.
 const AHEAD: u64 = 1 << 13;
 
-/// Hands on each element with its number, from 0. An element is of at most `longest` bytes.
+/// Passes each element with its number, from 0, to `each`. An element has at most `longest` bytes.
 ///
 /// # Errors
-/// What `each` ends with, or, with the number of the element, what is wrong with the text.
+/// Errors of `each`, or a problem of the text with the number of the element.
 pub(super) fn for_each_element<E>(
     input: impl Read,
     longest: u64,
@@ -49,13 +49,13 @@ pub(super) fn for_each_element<E>(
     })
 }
 
-/// Why not all elements were read.
+/// Why elements were not read to the end.
 pub(super) enum ArrayError<E> {
-    /// Whoever takes them wants no more.
+    /// The receiver wants no more.
     Ended(E),
-    /// An element is longer than it may be.
+    /// An element exceeds the limit.
     TooLong { number: u64, longest: u64 },
-    /// The text is no JSON array.
+    /// The text is not a JSON array.
     Invalid {
         number: u64,
         error: serde_json::Error,

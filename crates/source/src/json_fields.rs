@@ -1,4 +1,4 @@
-//! The fields of JSON objects, in their order, and the types that hold all values of each.
+//! The fields of JSON objects, in order, and their common types.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use trommel_types::{Column, ColumnKind, Scalar};
 
 use crate::union::wider;
 
-/// The fields of one object, in their order.
+/// The fields of one object, in order.
 pub(super) struct Fields<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'a> Fields<'a> {
-    /// The fields of an object with one.
+    /// The fields of an object with a single field.
     pub(super) fn one(name: &str, value: &'a RawValue) -> Self {
         Self(vec![(name.to_owned(), value)])
     }
 
-    /// The value of a field; of the last one, where the object repeats its name.
+    /// The value of a field; the last one if the object repeats its name.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
         let field = self.0.iter().rfind(|(known, _)| known == name);
         field.map(|(_, value)| *value)
@@ -57,9 +57,9 @@ pub(super) struct FieldTypes {
 
 struct FieldType {
     name: String,
-    /// None while all values are null.
+    /// `None` while all values are null.
     kind: Option<ColumnKind>,
-    /// Objects in which it is text.
+    /// Number of objects in which it is text.
     texts: u64,
 }
 
@@ -89,7 +89,7 @@ impl FieldTypes {
         self.fields.iter().map(|field| field.name.as_str())
     }
 
-    /// The fields as columns; one that is always null is text.
+    /// The fields as columns; a field that is always null is text.
     pub(super) fn columns(&self) -> impl Iterator<Item = Column> {
         self.fields.iter().map(|field| Column {
             name: field.name.clone(),
@@ -109,7 +109,7 @@ pub(super) fn text(value: &RawValue) -> Option<String> {
     serde_json::from_str(value.get()).ok()
 }
 
-/// A value in the type of its column. What is no text becomes its JSON text where it has to.
+/// A value in the type of its column. Other values become JSON text in a text column.
 pub(super) fn scalar(value: &RawValue, kind: ColumnKind) -> Result<Scalar, serde_json::Error> {
     let json = value.get();
     if json == "null" {
@@ -124,7 +124,7 @@ pub(super) fn scalar(value: &RawValue, kind: ColumnKind) -> Result<Scalar, serde
     })
 }
 
-/// The narrowest type of a value. A number that neither integers nor floats hold is text.
+/// The narrowest type of a value. A number that fits neither integers nor floats is text.
 fn kind_of(value: &RawValue) -> Option<ColumnKind> {
     let json = value.get();
     let is_finite = |json: &str| json.parse().is_ok_and(f64::is_finite);

@@ -11,8 +11,8 @@ use crate::listing::{Listing, Stop, Visitor};
 use crate::manifest::{Entries, Manifest};
 use crate::stored::Stored;
 
-/// One JSON object a line, or an array of objects or uris. Other fields pass through, each with the one type that holds all its
-/// values; lists and objects as the JSON text they are.
+/// One JSON object per line, or an array of objects or uris. Other fields pass through, each with
+/// the common type of its values; lists and objects as JSON text.
 pub(super) struct JsonManifest {
     manifest: Manifest,
     shape: Shape,
@@ -20,7 +20,7 @@ pub(super) struct JsonManifest {
     columns: Vec<Column>,
 }
 
-/// How the objects stand in the file.
+/// The layout of the file.
 #[derive(Clone, Copy)]
 enum Shape {
     Lines,
@@ -28,19 +28,19 @@ enum Shape {
 }
 
 impl JsonManifest {
-    /// Reads the file once, to learn its fields and their types.
+    /// Reads the file once to learn its fields and their types.
     ///
     /// # Errors
-    /// When the file cannot be read, a line is no JSON object, or no field holds the uris.
+    /// If the file cannot be read, a line is not a JSON object, or no field has uris.
     pub(super) fn lines(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
         let manifest = Manifest::new(stored, Entries::Lines);
         Self::open(manifest, Shape::Lines, options)
     }
 
-    /// As [`JsonManifest::lines`], of a file that may also hold an array.
+    /// As [`JsonManifest::lines`], for a file that may also be an array.
     ///
     /// # Errors
-    /// When it holds neither.
+    /// If it is neither.
     pub(super) fn array(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
         let manifest = Manifest::new(stored, Entries::Rows);
         let read = first_byte(&manifest).map_err(|error| manifest.unread(0, error))?;
@@ -80,7 +80,7 @@ impl JsonManifest {
             columns,
         };
         if !types.is_always_text(&manifest.uri) {
-            // Once more, for the number of the line.
+            // Read again to find the number of the line.
             for_each_object(&manifest.manifest, shape, longest, &mut |line, fields| {
                 manifest.uri_of(line, fields).map(|_| ())
             })?;
@@ -132,12 +132,12 @@ impl Listing for JsonManifest {
     }
 }
 
-/// The first byte that is no white space.
+/// The first byte that is not white space.
 fn first_byte(manifest: &Manifest) -> io::Result<Option<u8>> {
     let input = BufReader::new(manifest.open().map_err(io::Error::other)?);
     for byte in input.bytes() {
         match byte? {
-            // A byte order mark too, which no JSON may begin with.
+            // Also skips a byte order mark, which is not valid JSON.
             b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf => {}
             byte => return Ok(Some(byte)),
         }
@@ -184,7 +184,7 @@ fn for_each_element<E: From<StorageError>>(
 ) -> Result<(), E> {
     let input = manifest.open()?;
     let ended = json_array::for_each_element(input, longest, &mut |number, element| {
-        // A text alone is a uri.
+        // A string is a uri.
         let fields = match element.get().starts_with('"') {
             true => Fields::one("uri", element),
             false => {

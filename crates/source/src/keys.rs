@@ -1,4 +1,4 @@
-//! Which objects of a bucket are images, by their keys.
+//! Decides by their keys which objects of a bucket are images.
 
 use std::ffi::OsStr;
 
@@ -10,9 +10,9 @@ use crate::options::is_clutter;
 use crate::pattern::Pattern;
 use crate::{Found, SourceOptions};
 
-/// All keys that begin with a prefix, or those of them that match a pattern.
+/// All keys with a prefix, or those of them that match a pattern.
 pub(super) struct Keys {
-    /// What all of them begin with.
+    /// Their common prefix.
     pub(super) prefix: String,
     matching: Option<Matching>,
 }
@@ -25,7 +25,7 @@ struct Matching {
 }
 
 impl Keys {
-    /// All that begin like this.
+    /// All keys with this prefix.
     fn below(prefix: &str) -> Self {
         Self {
             prefix: prefix.to_owned(),
@@ -33,7 +33,7 @@ impl Keys {
         }
     }
 
-    /// Takes the key as a pattern, and what comes before its first wildcard as the prefix.
+    /// Treats the key as a pattern, and the part before its first wildcard as the prefix.
     fn matching(spec: &str, key: &str) -> Result<Self, StorageError> {
         let (folder, pattern) = Pattern::parse(key)
             .map_err(|reason| StorageError::invalid_source(format!("source {spec}: {reason}")))?;
@@ -44,10 +44,10 @@ impl Keys {
         })
     }
 
-    /// Whether an object is taken by its key; `None` for one that the pattern does not match.
+    /// Whether an object is selected by its key; `None` if the pattern does not match it.
     fn takes(&self, key: &str, options: &SourceOptions) -> Option<bool> {
         let Some(Matching { folder, pattern }) = &self.matching else {
-            // A key that was named in full is taken whatever it is called.
+            // A key given in full is selected whatever its suffix.
             let is_named = key == self.prefix;
             let start = self.prefix.rfind('/').map_or(0, |slash| slash + 1);
             let below = key.get(start..).unwrap_or(key);
@@ -60,7 +60,7 @@ impl Keys {
         pattern.matches(below).then_some(taken && !is_hidden)
     }
 
-    /// Hands on an object, whose uri is `uri` of its key, if it is an image.
+    /// Passes on an object, whose uri is `uri` of its key, if it is an image.
     pub(super) fn hand_on(
         &self,
         object: Object,
@@ -68,7 +68,7 @@ impl Keys {
         options: &SourceOptions,
         visitor: &mut dyn Visitor,
     ) -> Result<(), Stop> {
-        // Consoles write an empty object to show a folder.
+        // Consoles create an empty object to represent a folder.
         if object.key.ends_with('/') && object.size == 0 {
             return Ok(());
         }
@@ -87,11 +87,11 @@ impl Keys {
     }
 }
 
-/// The listing of what a spec names by `key`: the keys that begin with it, where there are `any`, else
-/// those that match it.
+/// The listing for the key in a spec: the keys with this prefix, if there are `any`, else those
+/// that match it as a pattern.
 ///
 /// # Errors
-/// When no key begins like that or matches.
+/// If no key has the prefix or matches.
 pub(super) fn open<L: Listing + 'static>(
     spec: &str,
     key: &str,
@@ -118,10 +118,10 @@ pub(super) fn open<L: Listing + 'static>(
     )))
 }
 
-/// The uris of all objects that a pattern matches, whatever they are.
+/// The uris of all objects that match a pattern, regardless of suffix.
 ///
 /// # Errors
-/// When there are none, or they cannot be listed.
+/// If there are none, or they cannot be listed.
 pub(super) fn matches<L: Listing>(
     spec: &str,
     key: &str,
@@ -144,7 +144,7 @@ pub(super) fn matches<L: Listing>(
     }
 }
 
-/// The listing stops: what was listed last is not among what is listed now.
+/// Ends the listing: the last listed image no longer exists.
 pub(super) fn moved(last_uri: &str, prefix: &str) -> Stop {
     Stop::Failed(StorageError::new(
         StorageErrorKind::SourceChanged,
@@ -152,7 +152,7 @@ pub(super) fn moved(last_uri: &str, prefix: &str) -> Stop {
     ))
 }
 
-/// Takes the uris of all objects.
+/// Collects the uris of all objects.
 struct Uris(Vec<String>);
 
 impl Visitor for Uris {

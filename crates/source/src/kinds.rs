@@ -1,23 +1,23 @@
-//! What a source is, by the name of its file.
+//! Recognises kinds of sources by file name.
 
 use trommel_types::Packing;
 
 use crate::options::is_image_suffix;
 
-/// What a name says of a file.
+/// The kind of a file by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// An image, or anything else whose name says nothing.
+    /// An image, or an unknown name.
     Image,
-    /// One uri a line.
+    /// One uri per line.
     Lines,
-    /// Fields between commas.
+    /// Comma-separated.
     Csv,
-    /// Fields between tabs.
+    /// Tab-separated.
     Tsv,
     /// A JSON array.
     Json,
-    /// A JSON object a line.
+    /// One JSON object per line.
     JsonLines,
     /// A table.
     Parquet,
@@ -25,13 +25,13 @@ pub(super) enum Kind {
     Archive,
     /// A video, whose frames are images.
     Video,
-    /// Something compressed in a way that is not read, or that hides what it is.
+    /// Compressed in an unsupported way, or in a way that hides its kind.
     Compressed,
-    /// A list or archive of a kind that is not read.
+    /// An unsupported kind of list or archive.
     NotRead,
 }
 
-/// Suffixes of lists and archives that are not read, so that such a file is not considered an image.
+/// Suffixes of unsupported lists and archives, so that these are not treated as images.
 const NOT_READ: [&str; 20] = [
     "xls", "xlsx", "ods", "yaml", "yml", "xml", "toml", "arrow", "feather", "avro", "orc", "db",
     "sqlite", "tfrecord", "npz", "hdf5", "h5", "rar", "7z", "lmdb",
@@ -44,7 +44,7 @@ const VIDEOS: [&str; 15] = [
 ];
 
 impl Kind {
-    /// What the name of a file says; a whole path or uri will do.
+    /// The kind of a file by its name, path or uri.
     pub(super) fn of(name: &str) -> Self {
         let name = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
         let Some((stem, suffix)) = name.rsplit_once('.') else {
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// A list that is text.
+    /// A text list.
     fn text(suffix: &str) -> Option<Self> {
         Some(match suffix {
             "txt" => Self::Lines,
@@ -82,13 +82,13 @@ impl Kind {
         })
     }
 
-    /// Whether such a file is opened to learn which images it names or holds.
+    /// Whether such a file is opened to learn which images it names or contains.
     pub(super) fn is_list(self) -> bool {
         !matches!(self, Self::Image | Self::Compressed | Self::NotRead)
     }
 }
 
-/// How a list is compressed, by its name.
+/// The compression of a list, by its name.
 pub(super) fn packing_of(name: &str) -> Option<Packing> {
     let suffix = name.rsplit_once('.').map_or("", |(_, suffix)| suffix);
     match suffix.to_ascii_lowercase().as_str() {

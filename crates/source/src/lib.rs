@@ -1,13 +1,12 @@
 //! Where images come from: folders, S3 and other clouds, the web, lists, archives and videos.
 //!
-//! A [`Source`] lists images as [`Found`]s, in the same order every time, and fetches the bytes of
-//! each.
+//! A [`Source`] lists images as [`Found`]s, in the same order every time, and fetches their bytes.
 //!
-//! Guarantees. Listing holds the names of one folder a level, never of a whole tree, and a listing
-//! that is cut short ends in an error.
+//! Guarantees. Listing holds the names of one folder per level, never of a whole tree, and an
+//! incomplete listing ends in an error.
 //!
-//! Deliberately absent: retries and queues, which are the worker's, and any knowledge of what the
-//! images show.
+//! Deliberately absent: retries and queues, which belong to the worker, and any knowledge of the
+//! images' content.
 //!
 //! ```no_run
 //! use futures::StreamExt;
@@ -86,9 +85,9 @@ use self::stores::Stores;
 /// An image in a listing: an [`ImageRef`] before it has a job and an index.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
-    /// Where it is, as rows show it.
+    /// Its uri, as shown in rows.
     pub uri: String,
-    /// Which bytes there are the image.
+    /// Where in the object the image is.
     pub content: Content,
     /// The store's version of the object.
     pub etag: Option<String>,
@@ -98,50 +97,51 @@ pub struct Found {
     pub columns: Vec<Scalar>,
 }
 
-/// What fetching an image may cost.
+/// Limits for fetching an image.
 #[derive(Debug, Clone, Copy)]
 pub struct FetchLimits {
-    /// Most encoded bytes.
+    /// Largest encoded size in bytes.
     pub bytes: u64,
-    /// Longest time, not counting the wait for a free connection.
+    /// Time limit, not counting the wait for a free connection.
     pub time: Duration,
 }
 
 /// The bytes of an image.
 #[derive(Debug, Clone)]
 pub struct Fetched {
-    /// As they are stored.
+    /// The stored bytes.
     pub bytes: Bytes,
-    /// Time that reading took, without what was spent waiting for a thread, a connection or other
-    /// readers of the same file.
+    /// Time spent reading, without waits for a thread, a connection or other readers of the same
+    /// file.
     pub took: Duration,
 }
 
-/// Where images come from.
+/// A source of images.
 #[async_trait]
 pub trait Source: Send + Sync {
-    /// What is listed, in words that are part of a job's identity.
+    /// A description, which is part of a job's identity.
     fn describe(&self) -> String;
 
     /// The pass-through columns of every image.
     fn columns(&self) -> &[Column];
 
-    /// Lists the images, in the same order every time as long as nothing changes. Dropping the
-    /// stream ends the listing. Standard input can be listed once.
+    /// Lists the images, in the same order every time unless something changes. Dropping the stream
+    /// ends the listing. Standard input can be listed once.
     fn list(&self) -> BoxStream<'static, Result<Found, StorageError>>;
 
-    /// Counts the images by a separate listing, which may run in parallel with another. Not for standard
-    /// input.
+    /// Counts the images in a separate listing, which may run in parallel with another. Not for
+    /// standard input.
     ///
     /// # Errors
     /// Those that end the listing.
     async fn count(&self) -> Result<u64, StorageError>;
 
-    /// Lists the images behind the first `passed`, of which `last_uri` was the last.
+    /// Lists the images after the first `passed`, the last of which was `last_uri`.
     ///
-    /// A single S3 prefix goes on behind that key; everything else is listed again from its
-    /// beginning, and the stream fails with [`SourceChanged`](trommel_storage::StorageErrorKind::SourceChanged)
-    /// where another image stands there now.
+    /// A single S3 prefix continues after that key; all other sources are listed again from the
+    /// beginning, and the stream fails with
+    /// [`SourceChanged`](trommel_storage::StorageErrorKind::SourceChanged) if another image is at
+    /// that position now.
     fn list_from(
         &self,
         passed: u64,
@@ -151,15 +151,15 @@ pub trait Source: Send + Sync {
     /// Reads the bytes of an image. Never blocks an async thread.
     ///
     /// # Errors
-    /// When there is no such image, it was changed since it was listed, it cannot be read, holds
-    /// nothing, is larger or takes longer than it may.
+    /// If the image does not exist, has changed since it was listed, cannot be read, is empty, or
+    /// exceeds the size or time limit.
     async fn fetch_within(
         &self,
         image: &ImageRef,
         limits: FetchLimits,
     ) -> Result<Fetched, StorageError>;
 
-    /// Reads the bytes of an image, at most `limit` of them, however long it takes.
+    /// Reads the bytes of an image, at most `limit` of them, without a time limit.
     ///
     /// # Errors
     /// As [`Source::fetch_within`].
@@ -171,28 +171,28 @@ pub trait Source: Send + Sync {
         Ok(self.fetch_within(image, limits).await?.bytes)
     }
 
-    /// Threads still reading for callers that have given up.
+    /// Threads still reading for callers that gave up.
     fn hung(&self) -> usize {
         0
     }
 
-    /// Files that the last listing has passed over by suffix or size.
+    /// Files that the last listing skipped by suffix or size.
     fn skipped(&self) -> u64;
 }
 
-/// Opens what a user named, one source after another. The columns are those of all, in order of
-/// first appearance; an image of a source without one of them has null there.
+/// Opens the sources given by a user, in order. The columns are those of all sources, in order of
+/// first appearance; images of a source without a column have null there.
 ///
 /// A source is a file, a folder, a pattern such as `photos/**/*.jpg`, a manifest (`.txt`, `.csv`,
-/// `.tsv`, `.json`, `.jsonl`, `.parquet`), an archive (`.tar`, `.tar.gz`, `.tar.zst`, `.zip`), a video,
-/// `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix` in builds that have them,
-/// `https://host/path`, any of these lists, archives and videos in a bucket or on the web,
-/// the `manifest.json` of an S3 Inventory, or `-` for a list of paths on standard input. Of a pattern
-/// that matches lists or archives, each is a source. Blocking: folders are looked through for a first
-/// image, manifests read from their beginning, JSON once in whole.
+/// `.tsv`, `.json`, `.jsonl`, `.parquet`), an archive (`.tar`, `.tar.gz`, `.tar.zst`, `.zip`), a
+/// video, `s3://bucket/prefix`, `gs://bucket/prefix` and `az://container/prefix` in builds that
+/// support them, `https://host/path`, any of these lists, archives and videos in a bucket or on the
+/// web, the `manifest.json` of an S3 Inventory, or `-` for a list of paths on standard input. A
+/// pattern that matches lists or archives opens each of them. Blocking: it searches folders for a
+/// first image, reads the start of manifests, and reads JSON once completely.
 ///
 /// # Errors
-/// When one is not there, cannot be read, or is of a kind that is not read.
+/// If one does not exist, cannot be read, or is of an unsupported kind.
 pub fn open_source(
     specs: &[String],
     options: &SourceOptions,
@@ -200,13 +200,13 @@ pub fn open_source(
     open_all(specs, options, LineManifest::standard_input)
 }
 
-/// Reads images that another process has listed; lists nothing itself.
+/// Reads images listed by another process; lists nothing itself.
 pub fn fetcher(options: &SourceOptions) -> Arc<dyn Source> {
     let stores = Stores::new(options);
     Arc::new(LocalSource::new(&[], Vec::new(), &stores, options.clone()))
 }
 
-/// Opens sources, `-` as `standard_input` gives it.
+/// Opens sources; `standard_input` opens `-`.
 fn open_all(
     specs: &[String],
     options: &SourceOptions,

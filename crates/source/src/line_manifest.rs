@@ -9,10 +9,10 @@ use crate::listing::{Listing, Stop, Visitor};
 use crate::manifest::{Entries, Manifest};
 use crate::stored::Stored;
 
-/// One uri a line, or between zero bytes; empty lines are passed over.
+/// One uri per line, or separated by zero bytes; empty lines are skipped.
 pub(super) struct LineManifest {
     manifest: Manifest,
-    /// What is read instead of the manifest's file, once.
+    /// A reader to use once in place of the manifest's file.
     once: Option<Mutex<Option<Reader>>>,
 }
 
@@ -20,7 +20,7 @@ type Reader = Box<dyn Read + Send>;
 
 impl LineManifest {
     /// # Errors
-    /// When the file cannot be read, or one of its first lines names nothing that can be.
+    /// If the file cannot be read, or one of its first lines is invalid.
     pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
         let manifest = Self {
             manifest: Manifest::new(stored, Entries::Lines),
@@ -35,7 +35,7 @@ impl LineManifest {
         Self::once(Box::new(io::stdin()))
     }
 
-    /// Lists what a reader gives, once.
+    /// Lists the entries of a reader, once.
     pub(super) fn once(reader: Reader) -> Self {
         Self {
             manifest: Manifest::standard_input(),
@@ -56,7 +56,7 @@ impl Listing for LineManifest {
     fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop> {
         let mut lines = Lines::of_names(self.reader()?, options.max_record_bytes);
         loop {
-            // A program that writes one name a minute gets one row a minute.
+            // If a program writes one name per minute, it gets one row per minute.
             if self.once.is_some() && lines.may_wait() {
                 visitor.waiting()?;
             }

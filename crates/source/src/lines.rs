@@ -2,10 +2,10 @@ use std::io::{self, BufRead, BufReader, Read};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The lines of a text that hold more than white space, without their ends.
+/// The non-blank lines of a text, without line ends.
 pub(super) struct Lines<R> {
     reader: BufReader<R>,
-    /// What lines end with, as soon as it is known.
+    /// The line end, once it is known.
     end: Option<u8>,
     line: Vec<u8>,
     longest: u64,
@@ -24,8 +24,8 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// As [`Lines::new`], where lines may end with a zero byte instead, as `find -print0` writes them:
-    /// then nothing of them is white space. What comes first ends all of them.
+    /// As [`Lines::new`], but lines may end with a zero byte instead, as `find -print0` writes
+    /// them, and then nothing in them is white space. The first line end applies to all.
     pub(super) fn of_names(reader: R, longest: u64) -> Self {
         Self {
             end: None,
@@ -36,8 +36,8 @@ impl<R: Read> Lines<R> {
     /// Reads the next line. Blocks.
     ///
     /// # Errors
-    /// When reading fails, a line is too long, or the text is UTF-16. Then
-    /// [`Lines::number`] is that of the line.
+    /// If reading fails, a line is too long, or the text is UTF-16. [`Lines::number`] is then the
+    /// number of that line.
     pub(super) fn next(&mut self) -> io::Result<Option<&[u8]>> {
         loop {
             self.line.clear();
@@ -70,7 +70,7 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// Reads a line with its end, or a byte more than it may be long; `false` at the end of all.
+    /// Reads a line with its end, or one byte more than the limit; `false` at the end of the text.
     fn read_line(&mut self) -> io::Result<bool> {
         let most = usize::try_from(self.longest.saturating_add(1)).unwrap_or(usize::MAX);
         while self.line.len() < most {
@@ -101,12 +101,12 @@ impl<R: Read> Lines<R> {
         Ok(!self.line.is_empty())
     }
 
-    /// The number of the line read last, from 1.
+    /// The number of the last line read, from 1.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether the next line may have to be waited for.
+    /// Whether reading the next line may block.
     pub(super) fn may_wait(&self) -> bool {
         !self.reader.buffer().contains(&self.end.unwrap_or(b'\n'))
     }

@@ -10,16 +10,15 @@ pub(super) trait Listing: Send + Sync {
         &[]
     }
 
-    /// Hands every image to `visitor`, in order, with a value for each of `columns`.
+    /// Passes every image to `visitor`, in order, with a value for each of `columns`.
     fn list(&self, options: &SourceOptions, visitor: &mut dyn Visitor) -> Result<(), Stop>;
 
-    /// Whether [`Listing::list_from`] spares what lies before.
+    /// Whether [`Listing::list_from`] avoids listing what precedes.
     fn can_go_on(&self) -> bool {
         false
     }
 
-    /// Hands every image behind `last_uri` to `visitor`. Called only where
-    /// [`Listing::can_go_on`].
+    /// Passes every image after `last_uri` to `visitor`. Called only if [`Listing::can_go_on`].
     fn list_from(
         &self,
         _last_uri: &str,
@@ -32,24 +31,24 @@ pub(super) trait Listing: Send + Sync {
 
 /// Receives a listing.
 pub(super) trait Visitor {
-    /// Takes an image.
+    /// Receives an image.
     fn found(&mut self, found: Found) -> Result<(), Stop>;
 
-    /// Counts a file that a filter passes over.
+    /// Counts a skipped file.
     fn skipped(&mut self) -> Result<(), Stop>;
 
-    /// Is told that the next image may be long in coming.
+    /// Called when the next image may take long.
     fn waiting(&mut self) -> Result<(), Stop> {
         Ok(())
     }
 }
 
-/// Why a listing ends before its end.
+/// Why a listing ends early.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The receiver is gone.
     Unwanted,
-    /// What follows cannot be listed.
+    /// The rest cannot be listed.
     Failed(StorageError),
 }
 
@@ -59,8 +58,8 @@ impl From<StorageError> for Stop {
     }
 }
 
-/// Lists until `count` images are found, to learn before any work what is wrong with a source.
-/// Gives how many were found.
+/// Lists until `count` images are found, to detect problems with a source before any work. Returns
+/// how many were found.
 pub(super) fn probe(
     listing: &dyn Listing,
     options: &SourceOptions,

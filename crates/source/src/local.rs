@@ -1,4 +1,4 @@
-//! Sources on this machine, one after another, listed by a thread of their own.
+//! Sources on this machine, in order, listed by their own thread.
 
 use std::collections::{BTreeMap, BinaryHeap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,12 +22,12 @@ use crate::stores::Stores;
 use crate::union::{Place, Union};
 use crate::{FetchLimits, Fetched, Found, Source, SourceOptions};
 
-/// Images that travel together from the listing thread, to spare wake-ups.
+/// Images per chunk from the listing thread, to save wake-ups.
 const CHUNK: usize = 128;
-/// Chunks between the listing thread and the stream.
+/// Buffered chunks between the listing thread and the stream.
 const CHUNKS: usize = 4;
 
-/// Sources on this machine, one after another.
+/// Sources on this machine, in order.
 pub(super) struct LocalSource {
     specs: Vec<String>,
     shared: Arc<Shared>,
@@ -41,7 +41,7 @@ struct Shared {
     skipped: Arc<AtomicU64>,
 }
 
-/// A listing, and where its columns stand among those of all.
+/// A listing, and the positions of its columns among all.
 struct Part {
     listing: Box<dyn Listing>,
     places: Vec<Place>,
@@ -96,7 +96,7 @@ impl Source for LocalSource {
     }
 
     async fn count(&self) -> Result<u64, StorageError> {
-        // Beside the listing whose skipped files are asked for.
+        // A separate listing, so that skipped files are not counted twice.
         let listing = self.list_behind(None, &Arc::default());
         listing
             .try_fold(0, |images, _| future::ready(Ok(images + 1)))
@@ -134,7 +134,7 @@ impl Source for LocalSource {
     }
 }
 
-/// Passes over the first images of a listing, of which `last_uri` has to be the last.
+/// Skips the first images of a listing, the last of which must be `last_uri`.
 fn skip(
     listing: BoxStream<'static, Result<Found, StorageError>>,
     passed: u64,
@@ -164,7 +164,7 @@ fn skip(
 }
 
 impl LocalSource {
-    /// Lists from the beginning, or behind an image where the one listing can.
+    /// Lists from the beginning, or after an image if the single listing supports that.
     fn list_behind(
         &self,
         last_uri: Option<String>,
@@ -172,8 +172,8 @@ impl LocalSource {
     ) -> BoxStream<'static, Result<Found, StorageError>> {
         let (sender, receiver) = mpsc::channel(CHUNKS);
         let (shared, skipped) = (Arc::clone(&self.shared), Arc::clone(skipped));
-        // Not one of the runtime's blocking threads: the runtime waits for those when it ends, and
-        // a read from a terminal may never return.
+        // Not one of the runtime's blocking threads: the runtime waits for those at the end, and a
+        // read from a terminal may never return.
         let thread = thread::Builder::new().name("trommel-list".to_owned());
         match thread.spawn(move || shared.send(sender, last_uri.as_deref(), &skipped)) {
             Ok(_) => ReceiverStream::new(receiver).flat_map(stream::iter).boxed(),
@@ -185,7 +185,7 @@ impl LocalSource {
     }
 }
 
-/// A spec that cannot be mistaken for several, or for an option.
+/// A spec, quoted if it could be mistaken for several, or for an option.
 fn quoted(spec: &str) -> String {
     let plain = !spec.starts_with("--") && !spec.contains([' ', '"', '\n', '\\']);
     if plain {
@@ -196,7 +196,7 @@ fn quoted(spec: &str) -> String {
 }
 
 impl Shared {
-    /// Sends the whole listing, and at its end the error that cut it short, if one did.
+    /// Sends the whole listing, followed by the error that ended it early, if any.
     fn send(&self, sender: mpsc::Sender<Chunk>, last_uri: Option<&str>, skipped: &AtomicU64) {
         skipped.store(0, Ordering::Relaxed);
         let mut outbox = Outbox {
@@ -205,7 +205,7 @@ impl Shared {
             chunk: Vec::new(),
             wanted: 1,
         };
-        // A listing that merely ended would pass for a complete one.
+        // A listing that merely ended would look complete.
         let ended = catch_unwind(AssertUnwindSafe(|| match self.options.sample {
             None => self.list(last_uri, &mut outbox),
             Some(count) => self.list_sample(count, &mut outbox),
@@ -218,11 +218,11 @@ impl Shared {
                 "listing the source panicked; this is a defect, please report it",
             ))),
         }
-        // A failure here means that the receiver is gone.
+        // If this fails, the receiver is gone.
         drop(outbox.flush());
     }
 
-    /// Whether a listing may go on behind an image without passing all before it again.
+    /// Whether a listing can continue after an image without repeating what precedes.
     fn can_go_on(&self) -> bool {
         self.options.sample.is_none() && self.parts.len() == 1 && self.parts[0].listing.can_go_on()
     }
@@ -278,7 +278,7 @@ impl Outbox<'_> {
         self.sender.blocking_send(chunk).map_err(|_| Stop::Unwanted)
     }
 
-    /// Whether anybody still listens.
+    /// Whether there is still a receiver.
     fn wanted(&self) -> Result<(), Stop> {
         if self.sender.is_closed() {
             return Err(Stop::Unwanted);
@@ -307,7 +307,7 @@ impl Visitor for Outbox<'_> {
     }
 }
 
-/// Passes on what has a right size, with its values where the columns of all sources stand.
+/// Passes on images within the size limits, with their values in the columns of all sources.
 struct Sieve<'a> {
     shared: &'a Shared,
     part: &'a Part,
@@ -336,7 +336,7 @@ impl Visitor for Sieve<'_> {
     }
 }
 
-/// Holds the `count` images whose uris hash lowest, by their place in the listing.
+/// Keeps the `count` images with the lowest hashes of their uris, by position in the listing.
 struct Sample<'a, 'b> {
     count: u64,
     seed: u64,
@@ -402,7 +402,7 @@ mod tests {
         )
     }
 
-    /// Lists images, or passes over files, until nobody listens; then says how many.
+    /// Lists images, or skips files, until the receiver is gone; then returns how many.
     struct Endless {
         skips: bool,
         ended: SyncSender<usize>,

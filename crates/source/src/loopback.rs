@@ -1,7 +1,7 @@
-//! An object in a store as a url of this machine, for a child process that reads it by ranges.
+//! Serves an object in a store at a local url, for a child process that reads it by ranges.
 //!
-//! The child needs no credentials and no TLS, and the store is read by the same client, with the same
-//! conditions and limits, as everything else.
+//! The child needs neither credentials nor TLS, and the store is read by the same client, with the
+//! same conditions and limits, as always.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -17,14 +17,14 @@ use trommel_storage::StorageError;
 
 use crate::stored::Stored;
 
-/// Longest head of a request in bytes.
+/// Longest request header in bytes.
 const LONGEST_HEAD: u64 = 16 << 10;
-/// Bytes that are sent at a time.
+/// Bytes sent at a time.
 const STEP: usize = 64 << 10;
-/// Time in which the head of a request has to come.
+/// Time limit for the request header.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Serves one object to whoever knows its path, until this is dropped.
+/// Serves one object to anyone who knows its path, until this is dropped.
 pub(super) struct Loopback {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -41,7 +41,7 @@ impl Loopback {
     /// Listens on a port of the loopback interface.
     ///
     /// # Errors
-    /// When the system gives no port or no thread.
+    /// If no port or thread is available.
     pub(super) fn serve(stored: &Stored) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -61,7 +61,7 @@ impl Loopback {
         format!("http://{}{}", self.address, self.shared.path)
     }
 
-    /// What kept the object from being read, if anything has.
+    /// The error that prevented reading the object, if any.
     pub(super) fn failure(&self) -> Option<StorageError> {
         let mut failure = self.shared.failure.lock();
         failure.as_mut().map_or_else(
@@ -74,12 +74,12 @@ impl Loopback {
 impl Drop for Loopback {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         drop(TcpStream::connect(self.address));
     }
 }
 
-/// A number that cannot be guessed: the system's randomness keys the hash.
+/// An unpredictable number: the system's randomness keys the hash.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -92,7 +92,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let Ok(connection) = connection else { continue };
         let shared = Arc::clone(shared);
         let thread = thread::Builder::new().name("trommel-loopback".to_owned());
-        // A reader that leaves early ends its connection, as does one that is refused a thread.
+        // A reader that leaves early ends its connection, as does a failure to start a thread.
         drop(thread.spawn(move || drop(answer(&connection, &shared))));
     }
 }
@@ -143,7 +143,7 @@ fn answer(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
     }
 }
 
-/// The path of a request, and the byte that it begins at.
+/// The path of a request, and the first byte of its range.
 fn request(connection: &TcpStream) -> io::Result<(String, u64)> {
     let mut head = BufReader::new(connection.take(LONGEST_HEAD));
     let (mut path, mut start, mut line) = (String::new(), 0, String::new());

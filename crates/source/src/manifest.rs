@@ -1,4 +1,4 @@
-//! What all lists of uris have in common.
+//! Common parts of all lists of uris.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -23,17 +23,17 @@ use crate::packed::Unpacker;
 use crate::stored::Stored;
 use crate::{Found, SourceOptions};
 
-/// Images that are looked at before any work, so that a bad list is refused at once.
+/// Images examined before any work, so that a bad list is refused at once.
 const PROBED: u64 = 1000;
 
-/// A file that names images, or standard input.
+/// A file with image names, or standard input.
 pub(super) struct Manifest {
     stored: Stored,
     name: String,
     entries: Entries,
-    /// Files that are where relative paths lead.
+    /// Files that exist relative to the base.
     there: AtomicU64,
-    /// Files that are not, but would be if the paths began at the current folder.
+    /// Files that do not, but exist relative to the current folder.
     only_here: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum Entries {
     Lines,
     /// By row, from 0.
     Rows,
-    /// By the byte before them, where entries may hold line ends.
+    /// By byte position, if entries may contain line ends.
     Bytes,
 }
 
@@ -70,10 +70,10 @@ impl Manifest {
         }
     }
 
-    /// Opens it at its beginning, unpacked where its name says that it is compressed.
+    /// Opens it at its beginning, decompressed if its name says that it is compressed.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     pub(super) fn open(&self) -> Result<Box<dyn Read + Send>, StorageError> {
         Ok(match packing_of(&self.name) {
             None => Box::new(self.stored.open()?),
@@ -84,8 +84,8 @@ impl Manifest {
     /// Lists the first images before any work, so that a bad list is refused at once.
     ///
     /// # Errors
-    /// What the listing ends with, or that none of its files is where its relative paths lead but
-    /// some are where they lead from the current folder.
+    /// The error that ends the listing, or that none of its files exists relative to its base but
+    /// some do relative to the current folder.
     pub(super) fn probe(
         &self,
         listing: &dyn Listing,
@@ -105,8 +105,8 @@ impl Manifest {
         )))
     }
 
-    /// Hands on the image that entry `number` names. A relative path begins at `options.base`, else
-    /// at the manifest's folder; one that is not UTF-8 is taken as it stands.
+    /// Passes on the image of entry `number`. A relative path starts from `options.base`, or by
+    /// default from the manifest's folder; a path that is not UTF-8 is used as it is.
     pub(super) fn take(
         &self,
         number: u64,
@@ -143,8 +143,8 @@ impl Manifest {
         }
     }
 
-    /// The uri of an image in a store; `None` for one on this machine. One that no request can be
-    /// made of fails when it is fetched.
+    /// The uri of an image in a store; `None` for a local one. An unusable uri fails when it is
+    /// fetched.
     fn remote(&self, uri: &[u8], options: &SourceOptions) -> Option<String> {
         let name = str::from_utf8(uri).ok()?;
         if HttpUrl::is_url(name)
@@ -173,7 +173,7 @@ impl Manifest {
         }
     }
 
-    /// The image on this machine that an entry names.
+    /// The local image of an entry.
     fn local(
         &self,
         number: u64,
@@ -194,7 +194,7 @@ impl Manifest {
         let folder = match (&options.base, &self.stored) {
             (Some(base), _) => to_path(base),
             (None, Stored::File(list)) => list.parent().unwrap_or(Path::new("")).to_owned(),
-            // What is not relative to the list is a path of this machine.
+            // Paths that are not relative to the list are local.
             (None, Stored::Object(_)) => PathBuf::new(),
         };
         let found = image_at(&folder.join(&path), columns);
@@ -214,7 +214,7 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with an entry.
+    /// A problem with an entry.
     pub(super) fn at(&self, number: u64, reason: impl Display) -> StorageError {
         let place = match self.entries {
             Entries::Lines => number.to_string(),
@@ -227,7 +227,7 @@ impl Manifest {
         StorageError::invalid_source(format!("source {}:{place}: {reason}", self.name))
     }
 
-    /// The line of the first text behind a byte.
+    /// The line of the first text after a byte position.
     fn line_behind(&self, byte: u64) -> io::Result<u64> {
         let mut line = 1;
         let input = BufReader::new(self.open().map_err(io::Error::other)?);
@@ -242,8 +242,8 @@ impl Manifest {
         Ok(line)
     }
 
-    /// A failure to read on behind an entry: the store's own where it has failed, so that it may be
-    /// tried again.
+    /// An error while reading after an entry: if the store failed, its own error, so that it can be
+    /// retried.
     pub(super) fn unread(&self, number: u64, error: io::Error) -> StorageError {
         match error.downcast() {
             Ok(error) => error,
@@ -251,15 +251,15 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the whole.
+    /// A problem with the whole list.
     pub(super) fn invalid(&self, reason: impl Display) -> StorageError {
         StorageError::invalid_source(format!("source {}: {reason}", self.name))
     }
 
-    /// The place of the column that holds uris.
+    /// The position of the uri column.
     ///
     /// # Errors
-    /// When there is none, or two columns have the same name.
+    /// If there is none, or two columns have the same name.
     pub(super) fn uri_column(
         &self,
         names: &[&str],
@@ -280,7 +280,7 @@ impl Manifest {
     }
 }
 
-/// A name that stands twice.
+/// A duplicate name.
 pub(super) fn repeated<'a>(names: &[&'a str]) -> Option<&'a str> {
     let mut repeats = names.iter().enumerate();
     let repeat = repeats.find(|(position, name)| names[..*position].contains(name));
@@ -292,7 +292,7 @@ fn is_relative(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('/') && !name.contains("://")
 }
 
-/// Says that images are not read from there.
+/// The error for an unsupported place of images.
 pub(super) fn not_read(uri: &str, scheme: &str) -> String {
     let what = match scheme {
         "s3" => "expected s3://bucket/key",

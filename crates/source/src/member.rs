@@ -4,29 +4,28 @@ use trommel_types::{Content, Packing};
 
 use crate::zip_members::ZipEntry;
 
-/// Suffixes of the members of a WebDataset sample that pass through, which are also the names of
-/// their columns.
+/// Suffixes of WebDataset members that become columns, named after them.
 pub(super) const SIBLINGS: [&str; 3] = ["json", "cls", "txt"];
-/// Longest sibling in bytes that passes through.
+/// Longest sibling in a column, in bytes.
 pub(super) const SIBLING_LIMIT: u64 = 1 << 20;
 
 /// A file in an archive.
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) at: At,
-    /// Bytes of the file itself, however it is packed.
+    /// Uncompressed size of the file.
     pub(super) length: u64,
     /// The content of a sibling, unless it is too long.
     pub(super) text: Option<String>,
 }
 
-/// Where the bytes of a member are.
+/// The location of a member's bytes.
 pub(super) enum At {
     /// From this byte of the archive on.
     Range { offset: u64 },
-    /// From this byte on of what the archive unpacks to.
+    /// From this byte of the unpacked archive on.
     Unpacked { offset: u64, packing: Packing },
-    /// Where a zip's directory says.
+    /// According to a zip's directory.
     Zip(ZipEntry),
 }
 
@@ -50,7 +49,7 @@ impl Member {
         }
     }
 
-    /// The name up to the first dot of its base name, and what follows the dot.
+    /// The name up to the first dot of its base name, and the part after the dot.
     fn split(&self) -> (&str, Option<&str>) {
         let base = self.name.rfind('/').map_or(0, |slash| slash + 1);
         match self.name[base..].find('.') {
@@ -59,12 +58,12 @@ impl Member {
         }
     }
 
-    /// What the members of a sample have in common.
+    /// The common part of the names in a sample.
     pub(super) fn key(&self) -> &str {
         self.split().0
     }
 
-    /// Which of the siblings it is.
+    /// The suffix of the sibling.
     pub(super) fn sibling(&self) -> Option<usize> {
         let suffix = self.split().1?;
         SIBLINGS
@@ -73,7 +72,7 @@ impl Member {
     }
 }
 
-/// The content of a sibling as its column shows it.
+/// The content of a sibling as shown in its column.
 pub(super) fn sibling_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().to_owned()
 }

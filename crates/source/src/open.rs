@@ -1,4 +1,4 @@
-//! From what a user names to listings.
+//! Opens the sources given by a user.
 
 use std::fs::Metadata;
 use std::path::Path;
@@ -32,7 +32,7 @@ use crate::{Found, SourceOptions};
 
 type Opened = Result<Box<dyn Listing>, StorageError>;
 
-/// Opens what a spec names: one listing, or one for each list or archive that a pattern matches.
+/// Opens a spec: one listing, or one for each list or archive that a pattern matches.
 pub(super) fn open(
     spec: &str,
     stores: &Stores,
@@ -65,7 +65,7 @@ pub(super) fn open(
             listings.push(Box::new(Folder::open(&path, options)?));
         }
         Ok(metadata) => listings.push(open_file(&path, &metadata, options)?),
-        // A link that leads nowhere is an image that fails, not a spelling mistake.
+        // A dangling link is an image that fails, not a typing error.
         Err(_) if path.is_symlink() => listings.push(Box::new(SingleFile::new(&path))),
         Err(_) if is_pattern() && Kind::of(spec).is_list() => {
             for path in Folder::matches(spec, options)? {
@@ -97,8 +97,8 @@ fn open_file(path: &Path, metadata: &Metadata, options: &SourceOptions) -> Opene
     }
 }
 
-/// Opens what a uri in S3, or in the cloud store of `place`, names: the list or archive of this key, all objects whose keys begin like
-/// this, or those that match a pattern.
+/// Opens a uri in S3, or in the cloud store of `place`: the list or archive with this key, all
+/// objects whose keys have this prefix, or those that match a pattern.
 fn open_bucket(
     spec: &str,
     place: Option<CloudLocation>,
@@ -135,7 +135,7 @@ fn open_bucket(
     Ok(())
 }
 
-/// Opens what a url names: a list or an archive by its suffix, else an image.
+/// Opens a url: a list or an archive by its suffix, else an image.
 fn open_web(spec: &str, stores: &Stores, options: &SourceOptions) -> Opened {
     let refused = |reason: &str| {
         let message = format!("source {spec}: {reason}");
@@ -158,7 +158,7 @@ fn open_web(spec: &str, stores: &Stores, options: &SourceOptions) -> Opened {
     open_list(&stored, kind, options)
 }
 
-/// One image on the web, as it was when it was looked at.
+/// One image on the web, in the version found when it was opened.
 struct WebImage(Found);
 
 impl Listing for WebImage {

@@ -6,45 +6,45 @@ use trommel_types::{FrameRate, JobOptions};
 
 use crate::VideoConfig;
 
-/// Which images of a source are taken.
+/// Which images of a source are listed.
 #[derive(Debug, Clone)]
 pub struct SourceOptions {
-    /// File name suffixes that are taken, `*` for every file. `None` takes those of the formats
-    /// read from folders, archives and patterns that name no suffix, and everything a manifest or
-    /// the user names. Images in a Parquet column have no file names and are always taken.
+    /// File name suffixes to include, `*` for every file. `None` includes the supported formats in
+    /// folders, archives and patterns without a suffix, and everything named by a manifest or the
+    /// user. Images in a Parquet column have no file names and are always included.
     pub suffixes: Option<Vec<String>>,
-    /// Smallest encoded size in bytes. Refused for images in a Parquet column, whose sizes are not
-    /// known before they are read.
+    /// Smallest encoded size in bytes. Refused for images in a Parquet column, whose sizes are
+    /// unknown before they are read.
     pub min_size: Option<u64>,
     /// Largest encoded size in bytes; refused like `min_size`.
     pub max_size: Option<u64>,
-    /// How many images are taken: those whose uris hash lowest, in listing order. Takes one whole
-    /// listing before the first image, and memory for as many images.
+    /// Size of a sample: the images with the lowest hashes of their uris, in listing order.
+    /// Requires one complete listing before the first image, and memory for this many images.
     pub sample: Option<u64>,
-    /// Another number chooses others.
+    /// Seed of the sample.
     pub sample_seed: u64,
-    /// The column of a manifest that holds uris.
+    /// The uri column of a manifest.
     pub uri_column: Option<String>,
-    /// Where relative paths in lists begin: a folder, `s3://bucket/prefix`, `https://host/path` or another
-    /// prefix of a bucket.
-    /// Default: the list's own folder; of standard input, the current one.
+    /// Base of relative paths in lists: a folder, `s3://bucket/prefix`, `https://host/path` or a
+    /// prefix in another store. Default: the list's own folder; for standard input, the current
+    /// one.
     pub base: Option<String>,
-    /// The column of a Parquet file that holds images.
+    /// The column of images in a Parquet file.
     pub image_column: Option<String>,
-    /// Frames per second that are taken from videos. Default: 1.
+    /// Frames per second to take from videos. Default: 1.
     pub fps: Option<FrameRate>,
-    /// Longest record of a CSV, and longest line of another list, in bytes: a stray quote does not
-    /// make the rest of the file one record. No part of a job's identity. Default: 1 MiB.
+    /// Longest CSV record or line of another list in bytes, so that a stray quote does not swallow
+    /// the rest of the file. Not part of a job's identity. Default: 1 MiB.
     pub max_record_bytes: u64,
-    /// How S3 is reached. No part of a job's identity.
+    /// Connection to S3. Not part of a job's identity.
     pub s3: S3Config,
-    /// How Google Cloud Storage and Azure are reached. No part of a job's identity.
+    /// Connection to Google Cloud Storage and Azure. Not part of a job's identity.
     pub cloud: CloudConfig,
-    /// How the web is asked. No part of a job's identity.
+    /// Requests to web servers. Not part of a job's identity.
     pub http: HttpConfig,
-    /// How videos are decoded. No part of a job's identity.
+    /// Decoding videos. Not part of a job's identity.
     pub video: VideoConfig,
-    /// Where redirects may lead and which files a pattern may open. No part of a job's identity.
+    /// Where redirects may lead and which files a pattern may open. Not part of a job's identity.
     pub rule: PlaceRule,
 }
 
@@ -71,7 +71,7 @@ impl Default for SourceOptions {
 }
 
 impl From<&JobOptions> for SourceOptions {
-    /// What a job's options say of its images.
+    /// From a job's options.
     fn from(options: &JobOptions) -> Self {
         Self {
             suffixes: options.suffixes.clone(),
@@ -93,17 +93,17 @@ const SUFFIXES: [&str; 11] = [
     "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "jxl",
 ];
 
-/// Suffixes of images in builds that read them. Other builds pass such files over, as they do with all
-/// files that are no images; one that is named itself gets a failed row.
+/// Suffixes of images in builds that support them. Other builds skip such files like all files that
+/// are not images; a file given by name gets a failed row.
 const HEIF_SUFFIXES: [&str; 3] = ["heic", "heif", "avif"];
 
-/// What to know of the files that a build passes over which would be images to another one.
+/// A note about skipped files that another build would read as images.
 pub const NOT_IN_THIS_BUILD: Option<&str> = match cfg!(feature = "heif") {
     true => None,
     false => Some("HEIC and AVIF need a build with --features heif"),
 };
 
-/// Names of columns that hold uris, the likeliest first.
+/// Common names of uri columns, most likely first.
 const URI_COLUMNS: [&str; 10] = [
     "uri",
     "path",
@@ -117,21 +117,21 @@ const URI_COLUMNS: [&str; 10] = [
     "image_url",
 ];
 
-/// Whether files with this suffix are images of a format that is read.
+/// Whether files with this suffix are images in a supported format.
 pub(super) fn is_image_suffix(suffix: &str) -> bool {
     let heif = HEIF_SUFFIXES.iter().filter(|_| cfg!(feature = "heif"));
     let mut known = SUFFIXES.iter().chain(heif);
     known.any(|known| known.eq_ignore_ascii_case(suffix))
 }
 
-/// The remedy where no file is an image by its suffix.
+/// The remedy if no file has the suffix of an image.
 pub(super) fn name_others() -> String {
     let build = NOT_IN_THIS_BUILD.map_or(String::new(), |build| format!(" ({build})"));
     format!("give other suffixes with --suffixes{build}")
 }
 
-/// Whether a path below what was named is hidden, or one of those that macOS leaves next to files:
-/// `._cat.jpg` and all in `__MACOSX`. No images.
+/// Whether a path below the source is hidden, or left by macOS next to other files: `._cat.jpg` and
+/// everything in `__MACOSX`.
 pub(super) fn is_clutter(path: &str) -> bool {
     path.split('/').any(|name| match name {
         "" | "." | ".." => false,

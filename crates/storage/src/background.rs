@@ -1,4 +1,4 @@
-//! Requests over the network, on threads of their own: blocking and async callers alike may wait.
+//! Network requests on their own threads, for blocking and async callers.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -24,7 +24,7 @@ pub fn wait<T>(request: impl Future<Output = T>) -> T {
     runtime().handle().block_on(request)
 }
 
-/// Runs a request on the threads of this module, whatever thread the caller is on.
+/// Runs a request on this module's threads, from any thread.
 pub async fn run<T: Send + 'static>(
     request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
 ) -> Result<T, StorageError> {
@@ -37,10 +37,10 @@ pub fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     runtime().spawn(work);
 }
 
-/// A request under way.
+/// A request in progress.
 pub struct Pending<T>(tokio::task::JoinHandle<Result<T, StorageError>>);
 
-/// Starts a request; it goes on while its caller does something else.
+/// Starts a request, which continues while its caller does something else.
 pub fn start<T: Send + 'static>(
     request: impl Future<Output = Result<T, StorageError>> + Send + 'static,
 ) -> Pending<T> {
@@ -48,7 +48,7 @@ pub fn start<T: Send + 'static>(
 }
 
 impl<T> Pending<T> {
-    /// Waits for its end, on a thread that may block.
+    /// Waits for the result, on a thread that may block.
     pub fn wait(self) -> Result<T, StorageError> {
         wait(self.0).unwrap_or_else(|_| Err(unanswered()))
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// What could not be read or stored.
+/// An error of reading or storing.
 #[derive(Debug, Error)]
 #[error("{message}")]
 pub struct StorageError {
@@ -23,25 +23,25 @@ pub enum StorageErrorKind {
     NotFound,
     /// The system refused access.
     PermissionDenied,
-    /// The object is there but reading it failed; another attempt may succeed.
+    /// The object exists, but reading it failed; another attempt may succeed.
     Unreadable,
-    /// Reading took longer than it may; another attempt may succeed.
+    /// Reading exceeded its time limit; another attempt may succeed.
     TimedOut,
     /// The object is not the version that was listed.
     Changed,
-    /// The object is nothing that can be read as an image, such as a pipe or a folder.
+    /// The object cannot be read as an image, such as a pipe or a folder.
     NotAFile,
-    /// The object holds no bytes.
+    /// The object is empty.
     Empty,
     /// The object is larger than the limit.
     TooLarge,
-    /// What the user named as source cannot be one.
+    /// The source given by the user is invalid.
     InvalidSource,
-    /// What the user named as destination cannot be one.
+    /// The destination given by the user is invalid.
     InvalidDestination,
-    /// Results that are not Trommel's, or finished ones, stand in the way.
+    /// Foreign or finished results are in the way.
     OutputExists,
-    /// The destination holds rows of another job.
+    /// The destination has rows of another job.
     OutputOfAnotherJob,
     /// Another process writes there.
     Locked,
@@ -51,16 +51,16 @@ pub enum StorageErrorKind {
     NoSpace,
     /// Writing failed for another reason.
     WriteFailed,
-    /// The source does not list what it listed before.
+    /// The source's listing has changed.
     SourceChanged,
     /// A file of Trommel's is damaged.
     Corrupt,
-    /// A job was to be finished whose rows are not all committed.
+    /// A job cannot be finished because rows are missing.
     Incomplete,
 }
 
 impl StorageError {
-    /// An error in these words.
+    /// An error with this message.
     pub fn new(kind: StorageErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -75,22 +75,22 @@ impl StorageError {
         Self::new(StorageErrorKind::LostRace, message)
     }
 
-    /// Access that was refused, with the reason.
+    /// Access was refused, with the reason.
     pub fn denied(message: impl Into<String>) -> Self {
         Self::new(StorageErrorKind::PermissionDenied, message.into())
     }
 
-    /// What is needed cannot be reached for the moment.
+    /// Something is temporarily unreachable.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StorageErrorKind::Unreadable, message)
     }
 
-    /// What the user named as source cannot be one.
+    /// The source given by the user is invalid.
     pub fn invalid_source(message: impl Into<String>) -> Self {
         Self::new(StorageErrorKind::InvalidSource, message)
     }
 
-    /// What the user named as source cannot be opened.
+    /// The source given by the user cannot be opened.
     pub fn source(path: &Path, error: io::Error) -> Self {
         let (kind, remedy) = match error.kind() {
             io::ErrorKind::NotFound => (
@@ -113,7 +113,7 @@ impl StorageError {
     /// A failure to read `what`.
     pub fn read(what: impl Display, error: io::Error) -> Self {
         let kind = match error.kind() {
-            // No file can have such a path, so no other attempt will find it either.
+            // No file can have such a path, so no other attempt will succeed.
             io::ErrorKind::NotFound
             | io::ErrorKind::NotADirectory
             | io::ErrorKind::InvalidFilename
@@ -137,13 +137,13 @@ impl StorageError {
         Self::new(StorageErrorKind::TimedOut, message)
     }
 
-    /// An object that is another than when it was listed.
+    /// An object that has changed since it was listed.
     pub fn changed(what: impl Display) -> Self {
         let message = format!("{what} was changed since it was listed; submit a new job for it");
         Self::new(StorageErrorKind::Changed, message)
     }
 
-    /// An object of `size` bytes where `limit` are allowed.
+    /// An object of `size` bytes that exceeds `limit`.
     pub fn too_large(what: impl Display, size: u64, limit: u64) -> Self {
         let message =
             format!("{what} holds {size} bytes, more than preprocess.max-bytes = {limit} allows");
@@ -197,13 +197,13 @@ impl StorageError {
         )
     }
 
-    /// What went wrong.
+    /// The kind of error.
     pub fn kind(&self) -> StorageErrorKind {
         self.kind
     }
 }
 
-/// An error with its causes, as people read it: each cause that is not named already.
+/// An error with its causes, for people, without repetitions.
 pub(crate) fn words(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Object stores: requests to S3, to other clouds and to the web, local copies of prefixes, uris, and the
+//! Object stores: requests to S3, other clouds and the web, local copies of prefixes, uris, and the
 //! errors that sources and sinks share.
 //!
 //! An [`ObjectStore`] lists, reads and writes objects, in a folder ([`LocalStore`](local::LocalStore))
@@ -7,7 +7,7 @@
 //!
 //! Guarantees. An object is written whole or not at all, and is durable once a write returns.
 //!
-//! Deliberately absent: what the objects hold, which is known to the crates `source` and `sink`.
+//! Deliberately absent: the contents of objects, which are known to the crates `source` and `sink`.
 
 pub mod background;
 pub mod cloud;

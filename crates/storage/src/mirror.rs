@@ -1,4 +1,4 @@
-//! Folders of a bucket, copied to this machine.
+//! Local copies of folders in a bucket.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,14 +10,14 @@ use tempfile::NamedTempFile;
 use crate::s3::{Entry, Location, Object, S3};
 use crate::{S3Config, StorageError, StorageErrorKind, background};
 
-/// Bytes asked for at once.
+/// Bytes per request.
 const PIECE: u64 = 32 << 20;
-/// What the versions of a folder's files are kept in.
+/// The file with the versions of a folder's files.
 const VERSIONS: &str = ".versions.json";
 const LOCK: &str = ".lock";
 
-/// A prefix of a bucket whose folders are copied to this machine when they are asked for. Several
-/// processes may share the copy. Blocking.
+/// A bucket prefix whose folders are copied to this machine on demand. Several processes may share
+/// the copy. Blocking.
 pub struct Mirror {
     s3: S3,
     prefix: Location,
@@ -25,7 +25,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Copies folders under `uri` (`s3://bucket/prefix`) into `root`; `None` for what is in no
+    /// Copies folders below `uri` (`s3://bucket/prefix`) to `root`; `None` if it is not in a
     /// bucket.
     pub fn of(uri: &str, root: &Path, config: &S3Config) -> Option<Self> {
         let mut prefix = Location::parse(uri)?;
@@ -39,15 +39,15 @@ impl Mirror {
         })
     }
 
-    /// Where the copies are.
+    /// The folder of the copies.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Names of the folders directly under the prefix.
+    /// Names of the folders directly below the prefix.
     ///
     /// # Errors
-    /// When the bucket cannot be listed.
+    /// If the bucket cannot be listed.
     pub fn folders(&self) -> Result<Vec<String>, StorageError> {
         let (mut folders, mut token) = (Vec::new(), None);
         loop {

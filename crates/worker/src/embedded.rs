@@ -31,46 +31,46 @@ use crate::settle::Settler;
 use crate::tried::Tried;
 use crate::{Progress, WorkerConfig, WorkerError, infer, ingest, metrics, preprocess, sink};
 
-/// One job with everything it needs, opened and checked.
+/// One job with everything that it needs, opened and checked.
 #[derive(Clone)]
 pub struct EmbeddedJob {
-    /// Where the images come from.
+    /// The source of the images.
     pub source: Arc<dyn Source>,
-    /// How they become tensors.
+    /// Preprocessing.
     pub plan: Arc<Plan>,
-    /// Of a cascade: the same for its large model.
+    /// For a cascade: the preprocessing of the large model.
     pub also: Option<Arc<Plan>>,
     /// The model, warmed up.
     pub engine: Arc<Engine>,
-    /// The job as its rows name it.
+    /// The job as recorded in rows.
     pub record: JobRecord,
-    /// What its rows hold.
+    /// Row options.
     pub rows: RowOptions,
-    /// How the roles work.
+    /// Settings of the roles.
     pub config: WorkerConfig,
     /// Share of failed images above which the job ends early.
     pub max_failure_rate: Option<f64>,
 }
 
-/// A job in this process, as its output names it.
+/// A job in this process, as recorded by its output.
 pub fn job_record(spec: &JobSpec, model: &JobModel) -> JobRecord {
     crate::distributed::record_of_spec(spec, model, crate::clock::now())
 }
 
 /// Which images of the source a job classifies.
 pub enum Images {
-    /// Those that have no row of their place in the listing.
+    /// Those without a row at their position in the listing.
     Missing,
-    /// Those that have no row yet, whatever their index.
+    /// Those without a row, regardless of its index.
     New(Existing),
-    /// Those whose rows are failed.
+    /// Those with failed rows.
     Failed(Vec<FailedImage>),
-    /// A random share of others, 0 to 1, by the index of their row.
+    /// A random share of another choice, 0 to 1, by the index of the row.
     Sample(Box<Images>, f64),
 }
 
 impl Images {
-    /// Whether images that have a row are listed with the others.
+    /// Whether images with a row are listed with the others.
     fn are_of_whole_listing(&self) -> bool {
         match self {
             Self::Missing => true,
@@ -94,24 +94,23 @@ impl Images {
 /// Longest time a row waits before it goes to a stream.
 const STREAM_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How a job has ended.
+/// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// Every image has its row.
     Complete,
-    /// A stop was asked for; what was in flight is committed.
+    /// It was stopped; work in flight was finished and committed.
     Stopped,
 }
 
 impl EmbeddedJob {
     /// Classifies into an output. Returns the sink, so that the job can be finished.
     ///
-    /// When `stop` fires, the roles are drained in order: what is in flight is finished and
+    /// When `stop` fires, the roles are drained in order: images in flight are finished and
     /// committed, within `shutdown.drain-timeout`.
     ///
     /// # Errors
-    /// What stops the whole job. What was in flight is committed then too, where the sink still
-    /// works.
+    /// Errors that stop the whole job. Images in flight are still committed if the sink works.
     pub async fn into_output(
         self,
         sink: Box<dyn ResultSink>,
@@ -139,7 +138,7 @@ impl EmbeddedJob {
         ended
     }
 
-    /// Classifies onto a stream: JSON Lines, in the order the answers come.
+    /// Classifies to a stream: JSON Lines, in order of completion.
     ///
     /// # Errors
     /// As [`EmbeddedJob::into_output`]; a closed stream is one.
@@ -149,7 +148,7 @@ impl EmbeddedJob {
         progress: Arc<Progress>,
         stop: CancellationToken,
     ) -> Result<Ended, WorkerError> {
-        // Whoever reads along wants rows as they come; there is no part to fill.
+        // Readers want rows immediately; there is no part to fill.
         self.config.sink.part_interval = STREAM_INTERVAL;
         let sink = Box::new(StreamSink::new(out, self.record.clone()));
         Ok(self
@@ -179,7 +178,7 @@ impl EmbeddedJob {
             () = stop.cancelled() => {}
         }
         let drained = timeout(drain_timeout, drain(roles, &queues, &tokens)).await;
-        // What has failed first is the cause, and a drain that took too long only what followed.
+        // The first failure is the cause; a drain timeout only follows from it.
         if let Some(cause) = tokens.cause() {
             return Err(cause);
         }
@@ -301,8 +300,8 @@ impl EmbeddedJob {
     }
 }
 
-/// Stops the roles in the order of the pipeline, each after what reaches it has run dry. Gives the sink,
-/// unless it has failed. A role that has ended delays no other.
+/// Stops the roles in pipeline order, each after its input has drained. Returns the sink, unless it
+/// has failed. A role that has ended does not delay the others.
 async fn drain(roles: Roles, queues: &Queues, tokens: &Tokens) -> Option<Box<dyn ResultSink>> {
     let Roles {
         ingest,
@@ -322,7 +321,7 @@ async fn drain(roles: Roles, queues: &Queues, tokens: &Tokens) -> Option<Box<dyn
     sink.await.ok().flatten()
 }
 
-/// Waits until `consumer` has taken all that waits in `queue`, or has ended.
+/// Waits until `consumer` has drained `queue`, or has ended.
 async fn run_dry<T: Message, E>(queue: &Arc<dyn Queue<T>>, consumer: &JoinHandle<E>) {
     while !consumer.is_finished() {
         match queue.stats().await {
@@ -332,7 +331,7 @@ async fn run_dry<T: Message, E>(queue: &Arc<dyn Queue<T>>, consumer: &JoinHandle
     }
 }
 
-/// Roles at work; those that fail leave their error in [`Tokens`].
+/// Running roles; failed ones leave their error in [`Tokens`].
 struct Roles {
     ingest: JoinHandle<Option<()>>,
     preprocess: JoinHandle<Option<()>>,
@@ -340,7 +339,7 @@ struct Roles {
     sink: JoinHandle<Option<Box<dyn ResultSink>>>,
 }
 
-/// One token a role, and one that fires when a role fails or the sink has all rows.
+/// One token per role, and one that fires when a role fails or the sink has all rows.
 #[derive(Default)]
 struct Tokens {
     ingest: CancellationToken,
@@ -353,7 +352,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// Runs a role whose failure halts the others.
+    /// Runs a role whose failure stops the others.
     fn spawn<T, F>(&self, role: F) -> JoinHandle<Option<T>>
     where
         T: Send + 'static,
@@ -378,7 +377,7 @@ impl Tokens {
         })
     }
 
-    /// Runs the role whose end, good or bad, is the end of the job.
+    /// Runs the role whose end, successful or not, ends the job.
     fn spawn_last<T, F>(&self, role: F) -> JoinHandle<Option<T>>
     where
         T: Send + 'static,
@@ -387,7 +386,7 @@ impl Tokens {
         let halt = self.halt.clone();
         self.spawn(async move {
             let ended = role.await;
-            // A failure is noted first, as it makes the others fail.
+            // The failure is recorded first, as it makes the others fail.
             if ended.is_ok() {
                 halt.cancel();
             }

@@ -7,19 +7,19 @@ use trommel_infer::InferError;
 use trommel_queue::QueueError;
 use trommel_storage::StorageError;
 
-/// What stops a job, as opposed to what fails one image.
+/// Errors that stop a job, as opposed to failing one image.
 #[derive(Debug, Error)]
 pub enum WorkerError {
     /// The source could not be listed, or the rows could not be stored.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The model or its device failed for good.
+    /// The model or its device failed permanently.
     #[error(transparent)]
     Infer(#[from] InferError),
-    /// A queue failed in a way that no waiting cures.
+    /// A queue failed permanently.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The operating system gave no thread.
+    /// The operating system could not start a thread.
     #[error("failed to start a thread")]
     Thread(#[source] io::Error),
     /// A defect in Trommel.
@@ -28,24 +28,24 @@ pub enum WorkerError {
         /// What panicked.
         what: &'static str,
     },
-    /// Threads hang in work that was given up.
+    /// Threads hang in abandoned work.
     #[error(
         "{threads} threads hang in images that were given up; look for a file system that does not answer, then start the process again"
     )]
     Hung {
-        /// How many.
+        /// Number of threads.
         threads: usize,
     },
-    /// A drain took longer than it may.
+    /// A drain exceeded its time limit.
     #[error(
         "images in flight were not finished within {} of the stop; committed rows stay, and the same command resumes",
         humantime::format_duration(*after)
     )]
     DrainTimeout {
-        /// The time it had.
+        /// The time limit.
         after: Duration,
     },
-    /// A setting or a file that the worker depends on cannot be used.
+    /// A setting or a file of the worker cannot be used.
     #[error("{0}")]
     Settings(String),
     /// A request, or the record of a job, cannot be carried out.
@@ -54,35 +54,35 @@ pub enum WorkerError {
     /// A model cannot be used.
     #[error("{0}")]
     Model(String),
-    /// A restarted listing does not list what was listed before.
+    /// A restarted listing differs from the previous one.
     #[error(
         "the source does not list the first {listed} images that it listed before; give the job another output, or submit it again with --skip-existing, which compares by uri and etag"
     )]
     SourceChanged {
-        /// Images that were listed before.
+        /// Images listed before.
         listed: u64,
     },
-    /// A record in the broker cannot be understood.
+    /// A record in the broker is unreadable.
     #[error(
         "the record {key} in the broker cannot be read ({reason}); a newer version may have written it: upgrade this worker"
     )]
     Unreadable {
         /// Its key.
         key: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
-    /// No folder of the repository has this name.
+    /// The repository has no folder with this name.
     #[error("model {name} does not exist in {} (known: {known})", root.display())]
     UnknownModel {
         /// The name.
         name: String,
-        /// The names that are there.
+        /// The existing names.
         known: String,
         /// The repository.
         root: PathBuf,
     },
-    /// A job began with a version that this worker does not have.
+    /// A job began with a version that this worker lacks.
     #[error(
         "model {name} has version {expected} in this job, but version {found} in {}; give all workers the same models",
         root.display()
@@ -97,13 +97,13 @@ pub enum WorkerError {
         /// The repository.
         root: PathBuf,
     },
-    /// Work for a job whose record does not show that it has begun.
+    /// Work for a job that has not begun according to its record.
     #[error("job {job} has not begun, as far as its record shows")]
     NotBegun {
         /// The job.
         job: String,
     },
-    /// An output that another job has not let go of yet.
+    /// An output that another job has not released yet.
     #[error("the workers of job {job}, which has ended, have not released {output} yet")]
     OutputBusy {
         /// The output.
@@ -111,12 +111,12 @@ pub enum WorkerError {
         /// The job.
         job: String,
     },
-    /// A listing that is begun again and again.
+    /// A listing that was begun repeatedly.
     #[error(
         "the listing was begun {starts} times without getting further; it may crash its worker: see the logs of the ingest workers"
     )]
     Attempts {
-        /// How often it was begun.
+        /// Number of starts.
         starts: u32,
     },
     /// Another worker has taken over the job.
@@ -133,11 +133,11 @@ pub enum WorkerError {
         "{failed} of the first {listed} images failed, more than --max-failure-rate {limit} allows"
     )]
     TooManyFailures {
-        /// Images without a label.
+        /// Failed images.
         failed: u64,
         /// Images listed so far by this run.
         listed: u64,
-        /// The share that is allowed.
+        /// The allowed share.
         limit: f64,
     },
 }

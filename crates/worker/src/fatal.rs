@@ -4,7 +4,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::WorkerError;
 
-/// Carries the first error that stops a role from its tasks to its loop.
+/// Passes the first error that stops a role from its tasks to its loop.
 #[derive(Clone)]
 pub(crate) struct Fatal {
     first: Arc<Mutex<Option<WorkerError>>>,
@@ -20,12 +20,12 @@ impl Fatal {
         }
     }
 
-    /// Fires when the role has to stop pulling, for whichever reason.
+    /// Fires when the role has to stop pulling, for any reason.
     pub(crate) fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    /// Remembers the error, if it is the first, and stops the role.
+    /// Records the error, if it is the first, and stops the role.
     pub(crate) fn check(&self, result: Result<(), WorkerError>) {
         if let Err(error) = result {
             let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What a fault is the fault of: the one table that decides what an error ends.
+//! Classifies faults: the only place that decides what an error ends.
 //!
 //! | scope | what happens |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | job | the job ends as failed with the reason, its committed rows stay; other jobs go on |
 //! | worker | the process ends, and its work comes again elsewhere |
 //!
-//! What another attempt may cure is no fault yet: it is tried again.
+//! If another attempt may succeed, it is not a fault yet: it is retried.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use trommel_types::ErrorKind;
 use crate::distributed::ReasonKind;
 use crate::{RetryPolicy, WorkerError};
 
-/// Why the work on one delivery did not succeed.
+/// Why processing a delivery failed.
 #[derive(Debug, Error)]
 pub(crate) enum TaskError {
     /// The image could not be read.
@@ -30,13 +30,13 @@ pub(crate) enum TaskError {
     /// Its bytes could not be turned into a tensor.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// Its bytes were not turned into a tensor in time.
+    /// Its bytes were not turned into a tensor within the time limit.
     #[error("was not decoded within {} (preprocess.decode-timeout)", humantime::format_duration(*after))]
     TimedOut {
-        /// The time it had.
+        /// The time limit.
         after: Duration,
     },
-    /// Its deadline had passed before it was worked on.
+    /// Its deadline passed before it was processed.
     #[error("was not classified before its deadline (image_deadline_ms of its job)")]
     Expired,
     /// The model gave no answer.
@@ -45,13 +45,13 @@ pub(crate) enum TaskError {
     /// The next queue did not store the outcome.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// Something else than the image failed.
+    /// Something other than the image failed.
     #[error(transparent)]
     Worker(#[from] WorkerError),
     /// Earlier attempts ended without an outcome: the image may kill its worker.
     #[error("gave no outcome in {attempts} attempts; it may crash or hang the worker")]
     Poisoned {
-        /// Attempts before this one.
+        /// Previous attempts.
         attempts: u32,
     },
     /// There is no record of the job that the image belongs to.
@@ -65,7 +65,7 @@ pub(crate) enum TaskError {
 /// What an error ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Nothing: the same may succeed later.
+    /// Nothing: another attempt may succeed.
     Nothing,
     /// The image, whose row says why.
     Image(ErrorKind),
@@ -76,7 +76,7 @@ pub(crate) enum Scope {
 }
 
 impl TaskError {
-    /// What the error ends, once it has been tried again often enough.
+    /// What the error ends, once retries are exhausted.
     pub(crate) fn scope(&self) -> Scope {
         match self {
             Self::Storage(error) => Scope::Image(storage_kind(error)),
@@ -86,8 +86,8 @@ impl TaskError {
             Self::Infer(error) if error.is_fatal() => Scope::Worker,
             Self::Infer(error) => match error.kind() {
                 InferErrorKind::Timeout => Scope::Image(ErrorKind::Timeout),
-                // What the job asks of its rows is not to be had of this model.
-                // Nor is an answer, where no server has given one for long.
+                // This model does not support the job's row options, or no server has answered for
+                // too long.
                 InferErrorKind::Settings | InferErrorKind::Unreachable => {
                     Scope::Job(ReasonKind::Model)
                 }
@@ -104,8 +104,8 @@ impl TaskError {
         }
     }
 
-    /// Whether another attempt at the same bytes may end differently, so that the image is tried a few
-    /// times before it fails.
+    /// Whether another attempt at the same bytes may succeed, so that the image is retried before
+    /// it fails.
     fn is_passing(&self) -> bool {
         use StorageErrorKind::{TimedOut, Unreadable};
         matches!(self, Self::Storage(error) if matches!(error.kind(), Unreadable | TimedOut))
@@ -113,7 +113,7 @@ impl TaskError {
 }
 
 impl WorkerError {
-    /// What the error ends, where it is met on behalf of a job.
+    /// What the error ends if it occurs on behalf of a job.
     pub(crate) fn scope(&self) -> Scope {
         match self {
             Self::Storage(error) if is_transient(error) => Scope::Nothing,
@@ -159,7 +159,7 @@ fn queue_scope(error: &QueueError) -> Scope {
     }
 }
 
-/// Whether a store may do later what it did not do now.
+/// Whether a store may succeed later.
 pub(crate) fn is_transient(error: &StorageError) -> bool {
     matches!(
         error.kind(),
@@ -185,10 +185,10 @@ fn storage_kind(error: &StorageError) -> ErrorKind {
     }
 }
 
-/// What to do about work on a delivery that did not succeed.
+/// What to do about a failed delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// Try again, not before this time has passed.
+    /// Retry after this time.
     Retry { after: Duration },
     /// Write the image's failed row.
     FailImage(ErrorKind),
@@ -200,7 +200,7 @@ pub(crate) enum Remedy {
     SetAside,
 }
 
-/// The one place that turns an error into what happens next. `attempt` is the delivery's number.
+/// The only place that turns an error into an action. `attempt` is the number of the delivery.
 pub(crate) fn remedy(error: &TaskError, attempt: u32, policy: &RetryPolicy) -> Remedy {
     if error.is_passing() && attempt < policy.max_attempts.get() {
         return Remedy::Retry {
@@ -214,7 +214,8 @@ pub(crate) fn remedy(error: &TaskError, attempt: u32, policy: &RetryPolicy) -> R
         (Scope::Nothing, TaskError::NoJob { .. }) if attempt >= policy.max_deliveries.get() => {
             Remedy::SetAside
         }
-        // Its record may take long to come back, and the message is set aside after so many times.
+        // Its record may take a long time to come back, and the message is set aside after that
+        // many attempts.
         (Scope::Nothing, TaskError::NoJob { .. }) => Remedy::Retry { after: policy.cap },
         (Scope::Nothing, _) => Remedy::Retry {
             after: jittered(attempt, policy),
@@ -222,8 +223,8 @@ pub(crate) fn remedy(error: &TaskError, attempt: u32, policy: &RetryPolicy) -> R
     }
 }
 
-/// "Full jitter": uniform between nothing and a bound that doubles with each attempt, so that
-/// workers that failed together do not come back together.
+/// "Full jitter": uniform between 0 and a bound that doubles with each attempt, so that workers
+/// that failed together do not retry together.
 fn jittered(attempt: u32, policy: &RetryPolicy) -> Duration {
     let doubled = policy
         .base
@@ -241,7 +242,7 @@ mod tests {
         RetryPolicy::default()
     }
 
-    /// A passing fault of a disk.
+    /// A temporary disk error.
     fn unreadable() -> StorageError {
         StorageError::read(
             "photos/cat.jpg",
@@ -285,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_fault_of_a_job_ends_that_job_and_no_worker() {
-        // R14: each of these ended the process, and the next one, and the next one.
+        // R14: each of these ended one process after another.
         let other_version = WorkerError::OtherVersion {
             name: "vit".to_owned(),
             expected: "0123456789ab".to_owned(),

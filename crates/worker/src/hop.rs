@@ -1,4 +1,4 @@
-//! The way of a tensor from preprocess to infer: through a queue, or in memory.
+//! Passes tensors from preprocess to infer: through a queue, or in memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,18 +12,17 @@ use crate::infer::Engines;
 use crate::job::ModelId;
 use crate::settle::{Settler, message_id};
 
-/// Takes tensors from preprocess.
+/// Accepts tensors from preprocess.
 #[async_trait]
 pub(crate) trait TensorHop: Send + Sync {
-    /// Hands a tensor on. What follows from it is stored when this returns, so that the task it
-    /// was made from may be settled.
+    /// Hands a tensor on. When this returns, its result is durable, so its task may be settled.
     async fn hand_on(&self, tensor: PreparedImage, model: &ModelId) -> Result<(), TaskError>;
 
-    /// Is told that no more tensors will come for now.
+    /// Called when no more tensors follow for now.
     fn idle(&self) {}
 }
 
-/// Through a queue, to whichever process infers.
+/// Through a queue, to any infer process.
 pub(crate) struct QueueHop(pub(crate) Arc<dyn Queue<PreparedImage>>);
 
 #[async_trait]
@@ -36,7 +35,7 @@ impl TensorHop for QueueHop {
 }
 
 /// In memory, to the engine in this process. The tensor is never stored: its task stays unsettled
-/// until the answer is, so that a crash repeats the image.
+/// until the answer is stored, so that a crash repeats the image.
 pub(crate) struct LocalHop {
     pub(crate) engines: Arc<dyn Engines>,
     pub(crate) settler: Settler,

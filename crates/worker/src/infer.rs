@@ -19,16 +19,16 @@ use crate::job::{ModelId, check_due};
 use crate::settle::Settler;
 use crate::trace::image_span;
 
-/// The models at work in this process.
+/// The models of this process.
 #[async_trait]
 pub(crate) trait Engines: Send + Sync {
-    /// The engine of a model that can give such rows; started first, if need be.
+    /// The engine of a model for such rows; started first if necessary.
     ///
     /// # Errors
-    /// Why the model cannot be run.
+    /// Why the model cannot run.
     async fn engine(&self, model: &ModelId, wanted: &Wanted) -> Result<Arc<Engine>, WorkerError>;
 
-    /// Closes the open batches: no more images will come for a while.
+    /// Closes the open batches: no more images arrive for a while.
     fn flush(&self);
 }
 
@@ -46,22 +46,22 @@ impl Engines for OneEngine {
     }
 }
 
-/// What the infer role works with.
+/// The context of the infer role.
 pub(crate) struct Context {
     pub(crate) intake: Intake<PreparedImage>,
     pub(crate) engines: Arc<dyn Engines>,
     pub(crate) settler: Settler,
 }
 
-/// Classifies images until `shutdown` fires, then finishes the ones already started.
+/// Classifies images until `shutdown` fires, then finishes those already started.
 ///
-/// The engine forms batches of whatever is in flight. A delivery is settled only after its answer is
-/// stored by the results queue.
+/// The engine forms batches of the images in flight. A delivery is settled only after the results
+/// queue has stored its answer.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (in_flight, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
 
     let stopped = loop {
-        // Nothing more to come for now: what is in flight need not wait for a full batch.
+        // Nothing more arrives for now: images in flight need not wait for a full batch.
         let next = ctx.intake.next_delivery(|| ctx.engines.flush());
         let (delivery, permit) = match fatal.token().run_until_cancelled(next).await {
             None => break Ok(()),
@@ -102,7 +102,7 @@ async fn classify_one(
     let wanted = ctx.settler.jobs.rows(&image.image.job).await?;
     let engine = ctx.engines.engine(model, &wanted).await?;
     if !engine.is_prepared(&wanted) {
-        // The embeddings of labels take seconds; all images of the job wait for the same ones.
+        // Embedding labels takes seconds; all images of the job wait for it together.
         let (engine, wanted) = (Arc::clone(&engine), Arc::clone(&wanted));
         let prepared = tokio::task::spawn_blocking(move || engine.prepare(&wanted)).await;
         prepared.map_err(|_| WorkerError::Panicked {

@@ -1,4 +1,4 @@
-//! The ingest role: lists the source and publishes one task an image.
+//! The ingest role: lists the source and publishes one task per image.
 
 use std::future::Future;
 use std::pin::pin;
@@ -24,44 +24,44 @@ use crate::job::ModelId;
 use crate::settle::{Settler, Subject};
 use crate::{Progress, WorkerError, trace};
 
-/// Images that are listed ahead of an announcement, about.
+/// About how many images are listed ahead of an announcement.
 const CHUNK: usize = 4096;
 
-/// What the ingest role works with, for one job.
+/// The context of the ingest role, for one job.
 pub(crate) struct Context {
     pub(crate) job: Arc<str>,
     pub(crate) lane: Lane,
     pub(crate) output: Arc<dyn Queue<ImageRef>>,
-    /// Publishes that may be under way at once, at least 1.
+    /// Most concurrent publishes, at least 1.
     pub(crate) window: usize,
     pub(crate) start: Start,
     pub(crate) place: Place,
     pub(crate) checkpoint: Arc<dyn Checkpoint>,
-    /// What the place is noted as, once the task of an image is stored; see [`no_mark`].
+    /// The mark recorded once an image's task is stored; see [`no_mark`].
     pub(crate) mark: fn(&Found) -> String,
-    /// Ends an image that gets no task, because no message can hold it or it is gone, with a failed row
-    /// for each model.
+    /// Ends an image without a task, because it does not fit into a message or no longer exists,
+    /// with a failed row for each model.
     pub(crate) fails: Option<(Settler, Vec<ModelId>)>,
     pub(crate) progress: Arc<Progress>,
 }
 
-/// Where a listing begins, and what it has to repeat.
+/// Where a listing starts, and what it has to repeat.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Start {
-    /// The index of the first image that is listed.
+    /// The index of the first listed image.
     pub(crate) first: u64,
     /// Images before this index have their task stored.
     pub(crate) stored: u64,
-    /// What an earlier listing has announced: the hash of the uris before an index.
+    /// The announcement of an earlier listing: the hash of the uris before an index.
     pub(crate) announced: Announced,
-    /// Follows the id of each task, so that a message that was lost may be sent once more.
+    /// A suffix of each task's id, so that a lost message can be sent again.
     pub(crate) generation: String,
 }
 
-/// A place in a listing, with what is before it.
+/// A position in a listing, with a summary of what precedes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Announced {
-    /// Images before it.
+    /// Number of images before it.
     pub index: u64,
     /// The running hash of their uris: XXH3 of each uri, seeded with the hash of those before it.
     pub hash: u64,
@@ -76,18 +76,18 @@ impl Announced {
     }
 }
 
-/// Where a listing is noted, so that another process can go on with it.
+/// Where the position of a listing is recorded, so that another process can continue it.
 #[async_trait]
 pub(crate) trait Checkpoint: Send + Sync {
-    /// Notes that the tasks of all images before this place may be published. Called before the first of
-    /// them is.
+    /// Records that the tasks of all images before this position may be published. Called before
+    /// the first of them is.
     async fn announce(&self, to: Announced) -> Result<(), WorkerError>;
 
-    /// Waits until the job has room for more images in flight, and gives for how many, at least 1.
+    /// Waits until the job has room for more images in flight, and returns how many, at least 1.
     async fn room(&self) -> Result<u64, WorkerError>;
 }
 
-/// The checkpoint of a run whose rows are kept nowhere: its queues are bounded.
+/// The checkpoint of a run whose rows are not stored: its queues are bounded.
 pub(crate) struct NoCheckpoint;
 
 #[async_trait]
@@ -101,7 +101,8 @@ impl Checkpoint for NoCheckpoint {
     }
 }
 
-/// How far a listing is. All images before `index` have their task stored, or are committed.
+/// The position of a listing. The tasks of all images before `index` are stored, or the images are
+/// committed.
 #[derive(Debug, Default)]
 pub(crate) struct Place(Mutex<(u64, String)>);
 
@@ -111,7 +112,7 @@ impl Place {
         Self(Mutex::new((index, String::new())))
     }
 
-    /// The number of images passed, and the mark of the last one.
+    /// The number of processed images, and the mark of the last one.
     pub(crate) fn get(&self) -> (u64, String) {
         self.0
             .lock()
@@ -128,38 +129,38 @@ impl Place {
     }
 }
 
-/// The mark of images in a listing that repeats itself: its index says it all.
+/// The mark in a repeatable listing, where the index is sufficient.
 pub(crate) fn no_mark(_: &Found) -> String {
     String::new()
 }
 
-/// Which images of a listing still need a row, and of which index.
+/// Which listed images need a row, and with which index.
 pub(crate) enum Choice {
-    /// All that are not committed, by their places in the listing.
+    /// All uncommitted ones, by their positions in the listing.
     Resume(Box<SourceCheck>),
-    /// Those that have no row yet, whatever its index.
+    /// Those without a row, regardless of its index.
     Extend(Existing),
-    /// Those whose row is failed.
+    /// Those with a failed row.
     Retry(Box<Again>),
-    /// Of those of another choice, a random sample by the index of their row.
+    /// A random sample of another choice, by the index of the row.
     Sample(Box<Choice>, Share),
 }
 
-/// A share of all indices, the same ones each time.
+/// A fixed share of all indices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Share(pub(crate) f64);
 
 impl Share {
     fn holds(self, index: u64) -> bool {
-        // Another seed than that of any other choice by hash.
+        // A different seed from other choices by hash.
         let hash = xxh3_64_with_seed(&index.to_le_bytes(), 0x6361_7363_6164_6531);
         (hash as f64) < self.0 * u64::MAX as f64
     }
 }
 
 impl Choice {
-    /// Whether the image at this place of the listing counts as one of the job's; with the index of
-    /// the row to make, if it needs one.
+    /// Whether the image at this position belongs to the job, with the index of the row to make, if
+    /// it needs one.
     fn choose(
         &mut self,
         place: u64,
@@ -178,7 +179,7 @@ impl Choice {
                 let chosen = again.observe(place, found)?;
                 (chosen.is_some(), chosen)
             }
-            // What has its row counts as done.
+            // An image with a row counts as done.
             Self::Sample(choice, share) => match choice.choose(place, found)? {
                 (counts, Some((index, found))) if share.holds(index) => {
                     (counts, Some((index, found)))
@@ -189,10 +190,10 @@ impl Choice {
         })
     }
 
-    /// What is left when the whole listing was observed.
+    /// Checks the remainder after the whole listing was observed.
     ///
     /// # Errors
-    /// When images are committed beyond it.
+    /// If images beyond it are committed.
     fn finish(&mut self, listed: u64) -> Result<impl Iterator<Item = Late> + use<>, StorageError> {
         let choice = match self {
             Self::Sample(choice, _) => &mut **choice,
@@ -210,14 +211,14 @@ impl Choice {
     }
 }
 
-/// Publishes a task for every image of `listing` that is not committed yet, in order, then stores the
-/// total. Stops early, with no total, when `shutdown` fires.
+/// Publishes a task for every uncommitted image of `listing`, in order, then stores the total.
+/// Stops early, without a total, when `shutdown` fires.
 ///
-/// `choice` holds what earlier runs have committed. Nothing that an earlier listing has announced is
-/// published before this one has listed the same.
+/// `choice` has the images committed by earlier runs. What an earlier listing has announced is
+/// published only after this one has listed the same.
 ///
 /// # Errors
-/// When the source cannot be listed, or does not list what it listed before.
+/// If the source cannot be listed, or its listing has changed.
 pub(crate) async fn run(
     ctx: Arc<Context>,
     mut listing: BoxStream<'static, Result<Found, StorageError>>,
@@ -233,8 +234,8 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Lists all of it. Cancel-safe: what was announced and not published is published by
-/// the next listing.
+/// Lists all of it. Cancel-safe: the next listing publishes images that were announced but not
+/// published.
 async fn list(
     ctx: &Context,
     listing: &mut BoxStream<'static, Result<Found, StorageError>>,
@@ -259,8 +260,8 @@ async fn list(
     Ok(())
 }
 
-/// Announces all images, in order, and hands on those that need a row once they are announced. Lists ahead
-/// while earlier ones are published, so that one announcement covers many. Gives the number of images.
+/// Announces all images, in order, and then sends those that need a row. Lists ahead while earlier
+/// images are published, so that one announcement covers many. Returns the number of images.
 async fn announce_all(
     ctx: &Context,
     listing: &mut BoxStream<'static, Result<Found, StorageError>>,
@@ -303,7 +304,7 @@ async fn announce_all(
     Ok(at.index)
 }
 
-/// Passes an image of the listing, and adds its task if it is to have one.
+/// Passes an image of the listing, and adds its task if it needs a row.
 fn observe(
     ctx: &Context,
     choice: &mut Choice,
@@ -314,7 +315,7 @@ fn observe(
     let (place, is_stored) = (at.index, at.index < ctx.start.stored);
     let mut at = at.pass(&found.uri);
     if let (Choice::Extend(_), Some(etag)) = (&*choice, &found.etag) {
-        // Another version of an image may be one more, or one less.
+        // A changed image may need more or fewer rows.
         at.hash = xxh3_64_with_seed(etag.as_bytes(), at.hash);
     }
     let (counts, chosen) = choice.choose(place, found)?;
@@ -366,7 +367,7 @@ async fn fail(ctx: &Context, image: FailedImage, failure: Failure) -> Result<(),
 
 /// An image whose task is stored.
 struct Stored {
-    /// The place behind it.
+    /// The position after it.
     place: u64,
     mark: String,
 }
@@ -378,7 +379,7 @@ type Task = (u64, u64, Found);
 struct Publishing<'a> {
     ctx: &'a Context,
     under_way: FuturesOrdered<BoxFuture<'a, Result<Stored, WorkerError>>>,
-    /// Images that may still be published before the next look at the room.
+    /// Images that may be published before the next check of the room.
     room: u64,
 }
 
@@ -502,7 +503,7 @@ mod tests {
     use futures::stream;
     use trommel_queue::{MemoryQueue, MemoryQueueConfig};
 
-    /// Notes what is announced, and refuses that anything is published before.
+    /// Records announcements, and fails if anything is published before.
     #[derive(Default)]
     struct Notes(Mutex<Vec<Announced>>);
 
@@ -590,8 +591,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_source_that_changed_is_noticed_before_anything_is_published() {
-        // R3: images between the checkpoint and what was published were listed again by index, so that one
-        // was lost and one doubled.
+        // R3: images after the checkpoint that were already published were listed again by index,
+        // so that one was lost and one duplicated.
         let (_, _, announced) = listed(&["a", "b", "c"], Start::default()).await;
         let start = Start {
             stored: 1,

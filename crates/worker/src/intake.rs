@@ -9,11 +9,11 @@ use trommel_types::Message;
 use crate::metrics::{self, InFlight};
 use crate::{Role, WorkerError};
 
-/// A queue from which nothing has come for this long is idle.
+/// A queue is idle after this time without messages.
 const IDLE_AFTER: Duration = Duration::from_millis(5);
-/// Bounds how long a queue keeps one request open.
+/// Longest time that a queue keeps one request open.
 const EXPIRY: Duration = Duration::from_secs(30);
-/// Deliveries taken at once at most; a request for one costs a broker as much as one for many.
+/// Most deliveries per request; a request for one costs a broker as much as one for many.
 const PULL: usize = 64;
 
 /// Work is in flight while this lives.
@@ -22,12 +22,12 @@ pub(crate) struct InHand {
     _in_flight: InFlight,
 }
 
-/// How a stage takes deliveries from its queue: never more than it may hold at once.
+/// Takes deliveries from a stage's queue, never more than it may hold at once.
 pub(crate) struct Intake<T: Message> {
     stage: &'static str,
     queue: Arc<dyn Queue<T>>,
     permits: Arc<Semaphore>,
-    /// Taken together with the last one that was handed out.
+    /// Deliveries taken together with the last one, not handed out yet.
     ahead: Mutex<VecDeque<(Delivery<T>, OwnedSemaphorePermit)>>,
 }
 
@@ -41,13 +41,12 @@ impl<T: Message> Intake<T> {
         }
     }
 
-    /// Waits for a permit, then for a delivery. Calls
-    /// `when_idle` each time that the queue turns out to be empty.
+    /// Waits for a permit, then for a delivery. Calls `when_idle` each time the queue is empty.
     ///
     /// Cancel-safe: a pull that is dropped takes nothing from the queue.
     ///
     /// # Errors
-    /// Only those that no waiting can cure.
+    /// Only permanent ones.
     pub(crate) async fn next_delivery(
         &self,
         when_idle: impl Fn(),
@@ -90,8 +89,8 @@ impl<T: Message> Intake<T> {
         (delivery, in_hand)
     }
 
-    /// Gives back what was taken and not handed out, for others to get at once. For a stage that
-    /// has stopped.
+    /// Returns deliveries that were not handed out, so that others get them at once. For a stage
+    /// that has stopped.
     pub(crate) async fn give_back(&self) {
         loop {
             let Some((delivery, _permit)) = self.ahead().pop_front() else {

@@ -12,7 +12,7 @@ use crate::clock::now;
 use crate::fault::TaskError;
 use crate::tried::Tried;
 
-/// The model that an outcome is of.
+/// The model of an outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ModelId {
     pub(crate) name: Arc<str>,
@@ -20,7 +20,7 @@ pub(crate) struct ModelId {
 }
 
 impl ModelId {
-    /// The model that a tensor was made for.
+    /// The model of a tensor.
     pub(crate) fn of(tensor: &PreparedImage) -> Self {
         Self {
             name: Arc::clone(&tensor.model),
@@ -38,12 +38,12 @@ impl From<&JobModel> for ModelId {
     }
 }
 
-/// A model, and how images are prepared for it.
+/// A model, and its preprocessing.
 #[derive(Debug, Clone)]
 pub(crate) struct PlannedModel {
     pub(crate) id: ModelId,
     pub(crate) plan: Arc<Plan>,
-    /// Of a cascade: how they are prepared for its large model, whose pixels go behind.
+    /// For a cascade: the preprocessing of its large model, whose pixels follow.
     pub(crate) also: Option<Arc<Plan>>,
 }
 
@@ -54,24 +54,24 @@ impl PlannedModel {
     }
 }
 
-/// What preprocess has to know of a job: the models that each image is prepared for.
+/// What preprocess needs to know about a job: the models to prepare each image for.
 #[derive(Debug, Clone)]
 pub(crate) struct JobPlan {
     pub(crate) models: Arc<[PlannedModel]>,
-    /// How much its tensors may differ from the reference's.
+    /// How much its tensors may differ from the reference.
     pub(crate) mode: Mode,
-    /// Whether its rows hold perceptual hashes, in the last of its columns.
+    /// Whether its rows include perceptual hashes, in the last of its columns.
     pub(crate) phash: bool,
-    /// What its rows hold.
+    /// Row options.
     pub(crate) rows: Arc<Wanted>,
-    /// Columns of its source, and that of the perceptual hash.
+    /// Columns of its source, and of the perceptual hash.
     pub(crate) columns: usize,
-    /// Time from the queueing of an image after which it is not worked on any more.
+    /// Time after an image is queued from which it is discarded.
     pub(crate) image_deadline: Option<Duration>,
 }
 
 impl JobPlan {
-    /// When the deadline of an image passes that came from there, in microseconds since the Unix epoch.
+    /// The deadline of an image from this delivery, in microseconds since the Unix epoch.
     pub(crate) fn due_at(&self, origin: &Origin) -> Option<i64> {
         let due = origin.stored()?.checked_add(self.image_deadline?)?;
         let since = due.duration_since(UNIX_EPOCH).ok()?;
@@ -79,7 +79,7 @@ impl JobPlan {
     }
 }
 
-/// Refuses work whose deadline has passed.
+/// Refuses work after its deadline.
 ///
 /// # Errors
 /// [`TaskError::Expired`] then.
@@ -96,42 +96,42 @@ pub(crate) trait Jobs: Send + Sync {
     /// The plan of a job.
     ///
     /// # Errors
-    /// What is wrong with the job, or why it cannot be looked up.
+    /// A problem with the job, or why it cannot be looked up.
     async fn plan(&self, job: &str) -> Result<Planned, WorkerError>;
 
-    /// What the rows of a job hold.
+    /// The row options of a job.
     ///
     /// # Errors
     /// As [`Jobs::plan`].
     async fn rows(&self, job: &str) -> Result<Arc<Wanted>, WorkerError>;
 
-    /// How many columns its rows have from its source; what a model answers comes behind them.
+    /// Number of columns from the source; those of the model follow.
     ///
     /// # Errors
     /// As [`Jobs::plan`].
     async fn columns(&self, job: &str) -> Result<usize, WorkerError>;
 
-    /// Whether the rows of a job are no longer needed, as far as is known here.
+    /// Whether the rows of a job are no longer needed, as far as known here.
     fn is_over(&self, _job: &str) -> bool {
         false
     }
 
-    /// Ends the job that an error is the fault of.
+    /// Ends the job that caused an error.
     ///
     /// # Errors
-    /// When that ends this process too, or the job's record cannot be written.
+    /// If that ends this process too, or the job's record cannot be written.
     async fn fail(&self, job: &str, error: WorkerError) -> Result<(), WorkerError>;
 
-    /// Notes that work on an image begins, and gives how often a process has died at it before, where nobody
-    /// else counts that.
+    /// Records that work on an image begins, and returns how often a process died during it before,
+    /// if nobody else counts that.
     fn begin(&self, _image: &ImageRef) -> u32 {
         0
     }
 
-    /// Notes that an image has an outcome.
+    /// Records that an image has an outcome.
     fn end(&self, _image: &ImageRef) {}
 
-    /// Counts that work on a message that came repeatedly is begun, and gives how often it was.
+    /// Counts that work on a redelivered message begins, and returns how often it has.
     ///
     /// # Errors
     /// When that cannot be counted.
@@ -144,10 +144,10 @@ pub(crate) trait Jobs: Send + Sync {
     ) -> Result<u32, WorkerError>;
 }
 
-/// What is known of a job.
+/// The state of a job.
 #[derive(Debug)]
 pub(crate) enum Planned {
-    /// Its images are to be worked on.
+    /// Its images are to be processed.
     Running(JobPlan),
     /// It has ended: its rows are no longer needed.
     Over,
@@ -158,7 +158,7 @@ pub(crate) enum Planned {
 /// The one job of an embedded run.
 pub(crate) struct OneJob {
     pub(crate) plan: JobPlan,
-    /// None of a run whose rows are kept nowhere.
+    /// For a run whose rows are not stored.
     pub(crate) tried: Option<Arc<Tried>>,
 }
 

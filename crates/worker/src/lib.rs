@@ -1,19 +1,18 @@
 //! The four roles as loops: pull, do the work, make it durable, settle the delivery.
 //!
-//! In flow order: *ingest* lists a source and publishes one task an image; *preprocess* turns each
+//! In flow order: *ingest* lists a source and publishes one task per image; *preprocess* turns each
 //! into a tensor; *infer* runs tensors through the model in batches; *sink* commits the answers as
 //! parts. [`EmbeddedJob`] runs all four in one process, joined by in-process queues; a [`Worker`]
-//! runs some of them over a broker, for jobs that a [`Client`] submits; [`Progress`] counts what
-//! they do; [`WorkerConfig`] says how they work. [`Answers`] classifies single images for those who wait
-//! for the answer, without any queue.
+//! runs some of them over a broker, for jobs that a [`Client`] submits; [`Progress`] counts their
+//! work; [`WorkerConfig`] has their settings. [`Answers`] classifies single images for requests,
+//! without a queue.
 //!
 //! Guarantees. A stage settles a delivery only after its output is stored, so a crash at any point
-//! repeats an image and never loses one; the sink drops what is committed already, so that every
-//! image ends in exactly one row. An error of one image becomes its row (`status = failed`); only
-//! [`WorkerError`] stops a job. Which errors are retried is decided in one place,
-//! `fault.rs`.
+//! repeats an image and never loses one; the sink drops rows that are already committed, so that
+//! every image gets exactly one row. An error of one image becomes its row (`status = failed`);
+//! only [`WorkerError`] stops a job. One file, `fault.rs`, decides which errors are retried.
 //!
-//! Deliberately absent: arguments, environment, signals and terminals, which are the binary's.
+//! Deliberately absent: arguments, environment, signals and terminals, which belong to the binary.
 
 mod admission;
 mod again;

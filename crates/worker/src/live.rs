@@ -1,7 +1,7 @@
-//! Answers to requests: an image at a time, without a queue that outlives the process.
+//! Answers requests: one image at a time, without a persistent queue.
 //!
-//! An image is decoded on the CPU pool and classified by the engine, in the live lane of both. Whoever
-//! leaves takes the work along: what was not begun is not done any more.
+//! An image is decoded on the CPU pool and classified by the engine, in the live lane of both. If
+//! the client leaves, work that has not begun is skipped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,18 +29,18 @@ use crate::live_engine::{EngineAnswer, EngineFault, LiveEngine, LiveImage};
 use crate::preprocess::PreparePool;
 use crate::{Progress, WorkerConfig, WorkerError};
 
-/// Threads that decode images of requests alone, for as long as jobs hold all others.
+/// Threads that only decode images of requests, while jobs occupy all others.
 const RESERVED: usize = 1;
 /// What `source` is in the rows of requests.
 const SOURCE: &str = "request";
 
-/// A model that is warm, and how images are prepared for it.
+/// A warm model, and its preprocessing.
 pub struct LiveModel {
-    /// What requests call it.
+    /// Its name in requests.
     pub name: Arc<str>,
-    /// How images become tensors.
+    /// Preprocessing.
     pub plan: Arc<Plan>,
-    /// The model at work.
+    /// The running model.
     pub engine: LiveEngine,
 }
 
@@ -62,11 +62,11 @@ pub struct ServedModel {
     wanted: Arc<Wanted>,
     asked: AskedRows,
     admission: Arc<Admission>,
-    /// Images that are being decoded and will come to the engine.
+    /// Images being decoded that will reach the engine.
     coming: AtomicUsize,
 }
 
-/// A request that was let in. It makes room for another once it is dropped.
+/// An admitted request. Dropping it makes room for another.
 pub struct Admitted {
     model: Arc<ServedModel>,
     entry: Entry,
@@ -75,15 +75,15 @@ pub struct Admitted {
 /// An image of a request.
 #[derive(Debug, Clone)]
 pub struct LiveRequest {
-    /// What the row has as its job.
+    /// The job id in the row.
     pub id: Arc<str>,
-    /// The image's place in the request.
+    /// The image's position in the request.
     pub index: u64,
-    /// What the row has as its uri.
+    /// The uri in the row.
     pub uri: String,
     /// The encoded image.
     pub bytes: Bytes,
-    /// What its row holds. See [`ServedModel::rows`].
+    /// The row options. See [`ServedModel::rows`].
     pub wanted: Arc<Wanted>,
     /// When the client stops waiting.
     pub deadline: Option<Instant>,
@@ -92,31 +92,31 @@ pub struct LiveRequest {
 /// Why a request has no row.
 #[derive(Debug, Error)]
 pub enum NotAnswered {
-    /// As many requests as can be answered in time wait already.
+    /// The queue is as long as requests can be answered in time.
     #[error("model {model} has as many requests as it answers in time; try again later")]
     Full {
         /// The model.
         model: Arc<str>,
     },
-    /// Its deadline has passed, or passes before the work could be done.
+    /// Its deadline has passed, or would pass before the work is done.
     #[error("the deadline of the request has passed")]
     Expired,
-    /// The model cannot give such rows.
+    /// The model does not support such rows.
     #[error("{0}")]
     Settings(String),
-    /// No infer worker answers for the model.
+    /// No infer worker serves the model.
     #[error("{0}")]
     Away(String),
-    /// The process cannot go on.
+    /// The process has failed.
     #[error("{0}")]
     Broken(String),
 }
 
 impl Answers {
-    /// Starts the threads that decode.
+    /// Starts the decoding threads.
     ///
     /// # Errors
-    /// When the system starts none, or two models have the same name.
+    /// If threads cannot be started, or two models have the same name.
     pub fn start(
         models: Vec<LiveModel>,
         rows: &RowOptions,
@@ -126,7 +126,7 @@ impl Answers {
         Self::on(pool, models, rows, config)
     }
 
-    /// As [`Answers::start`], on threads that decode for jobs too.
+    /// As [`Answers::start`], on threads shared with jobs.
     ///
     /// # Errors
     /// As [`Answers::start`].
@@ -156,7 +156,7 @@ impl Answers {
         })
     }
 
-    /// The models in the order of their names.
+    /// The models sorted by name.
     pub fn models(&self) -> impl Iterator<Item = &Arc<ServedModel>> {
         self.models.values()
     }
@@ -166,12 +166,12 @@ impl Answers {
         self.models.get(name)
     }
 
-    /// Fires when the process cannot answer any more; [`Answers::cause`] says why.
+    /// Fires when the process has failed; [`Answers::cause`] has the reason.
     pub fn broken(&self) -> &CancellationToken {
         self.fatal.token()
     }
 
-    /// What ended the process, once.
+    /// Returns the cause of the failure, once.
     ///
     /// # Errors
     /// That error.
@@ -181,7 +181,7 @@ impl Answers {
 
     /// The row of one image. A failed row is an answer too.
     ///
-    /// Cancel-safe: dropped before a thread has begun with a part of the work, that is not done.
+    /// Cancel-safe: parts of the work that no thread has begun are skipped when it is dropped.
     ///
     /// # Errors
     /// See [`NotAnswered`].
@@ -306,7 +306,7 @@ impl ServedModel {
             also: None,
         };
         let serve = &config.serve;
-        // As many as are worked on at once, and as many again that wait for them.
+        // As many as are processed at once, and as many waiting.
         let least = 2 * (config.preprocess.threads() + engine.instances());
         Self {
             id,
@@ -330,28 +330,28 @@ impl ServedModel {
         &self.id.version
     }
 
-    /// Its classes; nothing until an infer worker has told them.
+    /// Its classes; empty until an infer worker has reported them.
     pub fn labels(&self) -> Option<&[Arc<str>]> {
         self.engine.labels()
     }
 
-    /// What a row holds of which nothing is said.
+    /// The default row options.
     pub fn wanted(&self) -> &Arc<Wanted> {
         &self.wanted
     }
 
-    /// Finds out whether rows can be as `wanted`, and what labels mean that the model has not met lately.
+    /// Checks whether rows can be as `wanted`, and embeds labels that are not cached.
     ///
     /// # Errors
-    /// [`NotAnswered::Settings`] with what is wrong.
+    /// [`NotAnswered::Settings`] with the problem.
     pub async fn rows(&self, wanted: Wanted) -> Result<Arc<Wanted>, NotAnswered> {
         self.asked.get(wanted).await
     }
 
-    /// Lets a request in whose images are here, and are worked on so many at a time.
+    /// Admits a request whose images are here, and are processed this many at a time.
     ///
     /// # Errors
-    /// [`NotAnswered::Full`] when there is no room.
+    /// [`NotAnswered::Full`] if there is no room.
     pub fn admit(self: &Arc<Self>, images: usize) -> Result<Admitted, NotAnswered> {
         match self.admission.enter(images, Instant::now()) {
             Some(entry) => Ok(Admitted {
@@ -362,7 +362,7 @@ impl ServedModel {
         }
     }
 
-    /// Refuses a request before it is read, when there is no room for it.
+    /// Refuses a request before it is read, if there is no room for it.
     ///
     /// # Errors
     /// As [`ServedModel::admit`].
@@ -379,7 +379,7 @@ impl ServedModel {
         }
     }
 
-    /// The job that the rows of a request name.
+    /// The job named in the rows of a request.
     pub fn record(&self, id: &str, wanted: &Wanted) -> JobRecord {
         JobRecord {
             job_id: id.to_owned(),
@@ -408,7 +408,7 @@ impl Admitted {
     }
 }
 
-/// An image that is on its way to the engine. The last one closes the batch that waits for it.
+/// An image on its way to the engine. The last one closes the waiting batch.
 struct Coming<'a>(&'a ServedModel);
 
 impl<'a> Coming<'a> {
@@ -417,7 +417,7 @@ impl<'a> Coming<'a> {
         Self(model)
     }
 
-    /// The images beside this one.
+    /// The other images.
     fn others(&self) -> u32 {
         let all = self.0.coming.load(Relaxed);
         u32::try_from(all.saturating_sub(1)).unwrap_or(u32::MAX)

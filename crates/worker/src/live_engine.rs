@@ -1,4 +1,4 @@
-//! Where the model of a request runs: in this process, or on infer workers.
+//! Runs the model of a request, in this process or on infer workers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,16 +11,16 @@ use crate::NotAnswered;
 use crate::distributed::RemoteModel;
 use crate::fault::TaskError;
 
-/// A model at work for requests.
+/// A running model for requests.
 #[derive(Clone)]
 pub enum LiveEngine {
     /// On the threads of this process.
     Here(Arc<Engine>),
-    /// On infer workers, which are asked over the broker.
+    /// On infer workers, over the broker.
     There(Remote),
 }
 
-/// A model that infer workers run; [`Worker::answers`](crate::Worker::answers) makes them.
+/// A model on infer workers, made by [`Worker::answers`](crate::Worker::answers).
 #[derive(Clone)]
 pub struct Remote(pub(crate) Arc<RemoteModel>);
 
@@ -34,18 +34,18 @@ pub(crate) struct LiveImage {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// What the model made of an image.
+/// The model's result for an image.
 pub(crate) enum EngineAnswer {
     Scores(Scores),
     /// It failed on this image; that is a row too.
     Failed(Failure),
 }
 
-/// Why there is no answer of the model.
+/// Why the model gave no answer.
 pub(crate) enum EngineFault {
-    /// Of an engine in this process.
+    /// From an engine in this process.
     Here(TaskError),
-    /// Of all infer workers.
+    /// From all infer workers.
     There(NotAnswered),
 }
 
@@ -64,7 +64,7 @@ impl LiveEngine {
         }
     }
 
-    /// Its classes; nothing until an infer worker has told them.
+    /// Its classes; empty until an infer worker has reported them.
     pub(crate) fn labels(&self) -> Option<&[Arc<str>]> {
         match self {
             Self::Here(engine) => Some(engine.labels()),
@@ -72,7 +72,7 @@ impl LiveEngine {
         }
     }
 
-    /// Images that are computed side by side, as far as this process knows.
+    /// Images computed in parallel, as far as this process knows.
     pub(crate) fn instances(&self) -> usize {
         match self {
             Self::Here(engine) => engine.stats().instances,
@@ -80,10 +80,10 @@ impl LiveEngine {
         }
     }
 
-    /// Whether rows can be as `wanted`. Infer workers check it themselves.
+    /// Checks whether rows can be as `wanted`. Infer workers check this themselves.
     ///
     /// # Errors
-    /// What is wrong, as a sentence.
+    /// The problem, as a sentence.
     pub(crate) fn check(&self, wanted: &Wanted) -> Result<(), NotAnswered> {
         match self {
             Self::Here(engine) => refused(covered(engine, wanted)?.check(wanted)),
@@ -91,10 +91,10 @@ impl LiveEngine {
         }
     }
 
-    /// The same for rows with labels of their own, which become embeddings here. Blocks.
+    /// The same for rows with their own labels, which are embedded here. Blocks.
     ///
     /// # Errors
-    /// What is wrong, as a sentence.
+    /// The problem, as a sentence.
     pub(crate) fn prepare(&self, wanted: &Arc<Wanted>) -> Result<(), NotAnswered> {
         match self {
             Self::Here(engine) => refused(covered(engine, wanted)?.prepare(wanted)),
@@ -102,8 +102,8 @@ impl LiveEngine {
         }
     }
 
-    /// Classifies an image, of which `coming` more are on their way. Calls `taken` once a batch need not
-    /// wait for it any more.
+    /// Classifies an image; `coming` more are on their way. Calls `taken` once a batch need not
+    /// wait for it.
     ///
     /// # Errors
     /// Why there are no scores.

@@ -1,4 +1,4 @@
-//! Images of requests that are fetched from the web, from allowed places alone.
+//! Fetches images of requests from allowed places on the web.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use trommel_storage::http::{Http, HttpUrl};
 
 use crate::{Allowed, WorkerConfig, WorkerError};
 
-/// Fetches what requests name by a url.
+/// Fetches images that requests name by url.
 ///
-/// Redirects are followed as far as they lead to allowed places; addresses of this machine and of private
-/// networks are refused unless `http.allow-private` says otherwise, as for sources.
+/// Redirects are followed to allowed places; addresses of this machine and of private networks are
+/// refused unless `http.allow-private` allows them, as for sources.
 #[derive(Clone)]
 pub struct LiveUrls {
     http: Http,
@@ -23,29 +23,29 @@ pub struct LiveUrls {
 /// Why a url gave no image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UrlFault {
-    /// Which side is at fault.
+    /// The side at fault.
     pub kind: UrlFaultKind,
-    /// A sentence for people.
+    /// The reason, for people.
     pub message: String,
 }
 
 /// The kinds of a [`UrlFault`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UrlFaultKind {
-    /// It is no url.
+    /// The url is malformed.
     Malformed,
-    /// It may not be fetched.
+    /// It is not allowed.
     Denied,
-    /// It holds more bytes than it may.
+    /// It exceeds the size limit.
     TooLarge,
-    /// Its server gave nothing that can be an image.
+    /// Its server returned no possible image.
     Unreadable,
     /// Its server took too long.
     TimedOut,
 }
 
 impl LiveUrls {
-    /// As `serve.allow-url` says; nothing when it names no place.
+    /// From `serve.allow-url`; `None` if it lists no places.
     ///
     /// # Errors
     /// Everything that is invalid in the setting.
@@ -63,7 +63,7 @@ impl LiveUrls {
         }))
     }
 
-    /// Reads what lies at a url: at most so many bytes, within so much time.
+    /// Reads the object at a url, within limits of bytes and time.
     ///
     /// # Errors
     /// See [`UrlFaultKind`].
@@ -83,7 +83,7 @@ impl LiveUrls {
             );
             fault(UrlFaultKind::Denied, message)
         })?;
-        // With its waits for a busy host, which the fetch itself does not count.
+        // Including waits for a busy host, which the fetch itself does not count.
         let fetched = timeout(time, self.http.fetch(&parsed, None, None, limit, time)).await;
         let late = || {
             let message = format!("failed to fetch {parsed}: it took too long");

@@ -72,7 +72,7 @@ pub fn describe_metrics() {
     describe_gauge!(THREADS, "Threads that a stage works on");
 }
 
-/// Shows the counters of a role from its start, so that a rate can be told of the first event.
+/// Publishes the counters of a role from its start, so that rates include the first event.
 pub(crate) fn begin(role: Role) {
     let stage = role.as_str();
     if role.input().is_none() {
@@ -97,7 +97,7 @@ pub(crate) fn begin(role: Role) {
     }
 }
 
-/// What this process has done since its start, for those who ask over the broker.
+/// The work of this process since its start, for queries over the broker.
 static DONE: Done = Done {
     listed: AtomicU64::new(0),
     prepared: AtomicU64::new(0),
@@ -115,8 +115,8 @@ struct Done {
     committing: AtomicU64,
 }
 
-/// Images that a role of this process is done with, and the time that its threads worked at them. Not
-/// of infer, whose engines know.
+/// Images that a role of this process has finished, and the busy time of its threads. Not for
+/// infer, whose engines count.
 pub(crate) fn done(role: Role) -> (u64, Duration) {
     let (images, time) = match role {
         Role::Ingest => (&DONE.listed, None),
@@ -137,7 +137,7 @@ impl Drop for InFlight {
     }
 }
 
-/// A delivery was handed to a stage; it is in flight for as long as the guard lives.
+/// A delivery reached a stage; it is in flight while the guard lives.
 pub(crate) fn delivered<T>(stage: &'static str, delivery: &Delivery<T>) -> InFlight {
     if delivery.attempt() > 1 {
         counter!(REDELIVERIES, "stage" => stage).increment(1);
@@ -189,7 +189,7 @@ pub(crate) fn fetched(bytes: u64) {
     counter!(FETCHED_BYTES).increment(bytes);
 }
 
-/// A row has reached the sink.
+/// A row reached the sink.
 pub(crate) fn row(outcome: &Outcome) {
     let failure = |kind: ErrorKind| counter!(FAILURES, "kind" => kind.as_str()).increment(1);
     let status = match outcome {
@@ -213,13 +213,13 @@ pub(crate) fn loaded(model: &str, time: Duration) {
     histogram!(MODEL_LOAD, "model" => model.to_owned()).record(time);
 }
 
-/// An image of a request has waited for a thread, and was decoded and resized on it.
+/// An image of a request waited for a thread, and was decoded and resized on it.
 pub(crate) fn request_prepared(waited: Duration, worked: Duration) {
     histogram!(REQUEST_QUEUE, "stage" => "decode").record(waited);
     histogram!(REQUEST_SERVICE, "stage" => "decode").record(worked);
 }
 
-/// A stage works on this many threads from now on, until told otherwise.
+/// Sets the number of threads of a stage.
 pub(crate) fn threads(stage: &'static str, threads: usize) {
     gauge!(THREADS, "stage" => stage).set(threads as f64);
 }

@@ -1,10 +1,10 @@
-//! Which user of the broker may do what.
+//! The rights of each user of the broker.
 
 use std::fmt::Write;
 
 use trommel_queue::{Stream, live_stream};
 
-/// The users of an installation, and what each is for. `worker` holds several roles in one process.
+/// The users of an installation, and their purposes. `worker` is for processes with several roles.
 const USERS: [(User, &str, &str); 9] = [
     (
         User::Ingest,
@@ -46,27 +46,27 @@ enum User {
     Operator,
 }
 
-/// What a user may do; everything else is refused.
+/// The rights of a user; everything else is refused.
 #[derive(Debug, Default)]
 struct Rights {
     publish: Vec<String>,
     subscribe: Vec<String>,
-    /// Whether it may answer who asks it.
+    /// Whether it may reply to requests.
     answers: bool,
 }
 
-/// The names in the broker that rights are made of.
+/// The names in the broker that rights refer to.
 struct Names<'a> {
     prefix: &'a str,
     feeds: &'a [String],
 }
 
-/// The part of nats-server's configuration that says who may do what in an installation with this
-/// prefix. Passwords are taken from the server's environment. `feeds` are the streams that jobs may
-/// follow as `nats://` sources.
+/// The permissions in nats-server's configuration for an installation with this prefix. Passwords
+/// come from the server's environment. `feeds` are the streams that jobs may follow as `nats://`
+/// sources.
 ///
-/// The prefix is one that [`BrokerConfig`](trommel_queue::BrokerConfig) accepts, and so are the names
-/// of the feeds.
+/// [`BrokerConfig`](trommel_queue::BrokerConfig) has to accept the prefix, and the feeds have to be
+/// valid names.
 pub fn nats_permissions(prefix: &str, feeds: &[String]) -> String {
     let names = Names { prefix, feeds };
     let account = prefix.to_ascii_uppercase();
@@ -106,7 +106,7 @@ impl Names<'_> {
     fn rights(&self, user: User, name: &str) -> Rights {
         let prefix = self.prefix;
         let mut rights = Rights::default();
-        // The inbox of its own keeps answers to one user from all others.
+        // Separate inboxes keep a user from reading answers to others.
         rights.subscribe.push(format!("_INBOX.{name}.>"));
         rights.publish.push("$JS.API.INFO".to_owned());
         match user {
@@ -193,8 +193,7 @@ impl Names<'_> {
         }
     }
 
-    /// What every role does: it looks at the streams, reads and follows records, and says that it is
-    /// alive.
+    /// What every role does: look at the streams, read and watch records, and send heartbeats.
     fn add_common(&self, publish: &mut Vec<String>) {
         let bucket = format!("KV_{}-jobs", self.prefix);
         let streams = Stream::ALL.map(|stream| self.stream(stream));
@@ -221,7 +220,7 @@ impl Names<'_> {
         }
         publish.push(format!("$JS.API.STREAM.CREATE.KV_{prefix}-jobs"));
         self.add_consumer(publish, Stream::Jobs);
-        // Consumers that workers are scaled by are there before the workers.
+        // The consumers that workers are scaled by exist before the workers.
         for stream in [Stream::Tasks, Stream::Tensors] {
             let stream = self.stream(stream);
             publish.push(format!("$JS.API.CONSUMER.CREATE.{stream}.>"));
@@ -229,17 +228,17 @@ impl Names<'_> {
         }
         let results = self.stream(Stream::Results);
         publish.push(format!("$JS.API.CONSUMER.INFO.{results}.*"));
-        // Why a job does not move, and what of it could not be worked on.
+        // For `jobs why` and dead letters.
         for stream in Stream::ALL {
             publish.push(format!("$JS.API.STREAM.MSG.GET.{}", self.stream(stream)));
         }
         publish.push(format!("{prefix}.jobs.*"));
         publish.push(format!("{prefix}.tasks.>"));
-        // An image that no task can hold gets its failed row here.
+        // An image that does not fit into a task gets its failed row here.
         publish.push(format!("{prefix}.results.>"));
         self.add_end_of_job(publish);
         self.add_fault(publish, "ingest", Stream::Jobs);
-        // Jobs may follow the frames of live sources, and the streams of others.
+        // Jobs may follow the frames of live sources, and other streams.
         publish.push("$JS.API.STREAM.NAMES".to_owned());
         for feed in self.feeds.iter().chain([&live_stream(prefix)]) {
             publish.extend([
@@ -253,14 +252,14 @@ impl Names<'_> {
         }
     }
 
-    /// Makes the stream of live frames.
+    /// Creates the stream of live frames.
     fn add_live_stream(&self, publish: &mut Vec<String>) {
         let stream = live_stream(self.prefix);
         publish.push(format!("$JS.API.STREAM.INFO.{stream}"));
         publish.push(format!("$JS.API.STREAM.CREATE.{stream}"));
     }
 
-    /// Reads live frames, and says what became of them.
+    /// Reads live frames, and publishes their results.
     fn add_live(&self, publish: &mut Vec<String>) {
         self.add_live_stream(publish);
         let stream = live_stream(self.prefix);
@@ -272,7 +271,7 @@ impl Names<'_> {
         ]);
     }
 
-    /// Makes its consumers of a stream, pulls by them and settles.
+    /// Creates its consumers of a stream, pulls and settles.
     fn add_consumer(&self, publish: &mut Vec<String>, stream: Stream) {
         let stream = self.stream(stream);
         publish.extend([
@@ -283,7 +282,7 @@ impl Names<'_> {
         ]);
     }
 
-    /// Keeps the records of a job, and removes what is left of it when it ends.
+    /// Changes the records of a job, and removes what is left when it ends.
     fn add_end_of_job(&self, publish: &mut Vec<String>) {
         for stream in [Stream::Tasks, Stream::Tensors, Stream::Results] {
             publish.push(format!("$JS.API.STREAM.PURGE.{}", self.stream(stream)));
@@ -292,7 +291,7 @@ impl Names<'_> {
         self.add_keys(publish, &[">"]);
     }
 
-    /// Sets a message aside that cannot be worked on, and ends a job that cannot go on.
+    /// Sets dead letters aside, and ends jobs that cannot continue.
     fn add_fault(&self, publish: &mut Vec<String>, stage: &str, stream: Stream) {
         let prefix = self.prefix;
         publish.push(format!("{prefix}.dead.{stage}.>"));
@@ -325,7 +324,7 @@ mod tests {
         names.rights(user, "name")
     }
 
-    /// R37: the broker let everybody do everything.
+    /// R37: everybody could do everything on the broker.
     #[test]
     fn no_role_can_do_the_work_of_another() {
         let may = |user, subject: &str| rights(user).publish.iter().any(|one| one == subject);
@@ -387,7 +386,7 @@ mod tests {
         }
     }
 
-    /// What the compose file and the manifests use is what the command prints.
+    /// The files used by compose and Kubernetes equal the command's output.
     #[test]
     fn the_shipped_configuration_is_the_printed_one() {
         let shipped = concat!(

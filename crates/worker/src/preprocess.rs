@@ -1,4 +1,4 @@
-//! The preprocess role: fetches, decodes and resizes, one image a delivery.
+//! The preprocess role: fetches, decodes and resizes, one image per delivery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::settle::{Settler, Subject};
 use crate::trace::image_span;
 use crate::{Allowed, PreprocessConfig, Progress, WorkerError, metrics};
 
-/// Reads that may hang at once before the process is of no more use: each holds a thread.
+/// Reads that may hang at once before the process gives up: each holds a thread.
 const MOST_HUNG: usize = 64;
 
 /// Threads that decode and resize.
@@ -39,7 +39,7 @@ pub(crate) struct PreparePool {
 
 impl PreparePool {
     /// # Errors
-    /// When the system starts no threads, or does not keep them on their cores.
+    /// If threads cannot be started, or pinned to their cores.
     pub(crate) fn start(config: &PreprocessConfig) -> Result<Self, WorkerError> {
         let (threads, pinned) = (config.threads(), config.pin_threads);
         metrics::threads(Role::Preprocess.as_str(), threads);
@@ -52,12 +52,12 @@ impl PreparePool {
         })
     }
 
-    /// Starts threads that are there for live work alone.
+    /// Starts threads that only take live work.
     pub(crate) fn reserve_live(&self, threads: usize) -> Result<(), WorkerError> {
         self.threads.reserve(threads)
     }
 
-    /// Decodes and resizes an image that someone waits for, which may have so many pixels.
+    /// Decodes and resizes an image of a request, with this limit of pixels.
     pub(crate) async fn prepare_live(
         &self,
         bytes: Bytes,
@@ -81,7 +81,7 @@ impl PreparePool {
         self.outcome(self.threads.run_live(self.decode_timeout, timed).await)
     }
 
-    /// Decodes once and resizes for each model, each with an outcome of its own.
+    /// Decodes once and resizes for each model, each with its own outcome.
     async fn prepare(
         &self,
         bytes: Bytes,
@@ -134,7 +134,7 @@ fn prepare_for(
     }
 }
 
-/// Resizes what was decoded for a model; for a cascade twice, one behind the other.
+/// Resizes the decoded image for a model; for a cascade twice, the results concatenated.
 fn resize(preparer: &mut Preparer, model: &PlannedModel) -> Result<Prepared, PrepareError> {
     let mut prepared = preparer.resize_by(&model.plan)?;
     if let Some(also) = &model.also {
@@ -144,11 +144,11 @@ fn resize(preparer: &mut Preparer, model: &PlannedModel) -> Result<Prepared, Pre
     Ok(prepared)
 }
 
-/// What the preprocess role works with.
+/// The context of the preprocess role.
 pub(crate) struct Context {
     pub(crate) intake: Intake<ImageRef>,
     pub(crate) source: Arc<dyn Source>,
-    /// Where images may be read from; anywhere where the user's own command reads them.
+    /// Where images may be read from; anywhere for the user's own command.
     pub(crate) allowed: Option<Arc<Allowed>>,
     pub(crate) pool: Arc<PreparePool>,
     pub(crate) output: Arc<dyn TensorHop>,
@@ -156,9 +156,9 @@ pub(crate) struct Context {
     pub(crate) progress: Arc<Progress>,
 }
 
-/// Prepares images until `shutdown` fires, then finishes the ones already started.
+/// Prepares images until `shutdown` fires, then finishes those already started.
 ///
-/// A delivery is settled only after its tensors are handed on for good, so a crash at any point
+/// A delivery is settled only after its tensors are durably handed on, so a crash at any point
 /// repeats an image and never loses one.
 pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Result<(), WorkerError> {
     let (in_flight, fatal) = (TaskTracker::new(), Fatal::new(&shutdown));
@@ -205,8 +205,8 @@ async fn work_on(ctx: &Arc<Context>, delivery: Delivery<ImageRef>) -> Result<(),
     settle(ctx, delivery, job, prepared).await
 }
 
-/// Fetches and decodes an image and hands its tensors on. Gives what failed for which models: the
-/// image for all of them, or a tensor for its own.
+/// Fetches and decodes an image and hands its tensors on. Returns the failures and their models:
+/// the image fails for all models, a tensor for its own.
 async fn prepare_one(
     ctx: &Arc<Context>,
     delivery: &Delivery<ImageRef>,
@@ -236,7 +236,7 @@ async fn prepare_one(
             Ok(prepared) => {
                 let mut image = image.without_inline_bytes();
                 if let Some(phash) = prepared.phash {
-                    // Behind the columns of the source, of which a message may hold fewer.
+                    // After the columns of the source, which a message may have fewer of.
                     image
                         .columns
                         .resize(job.columns.saturating_sub(1), Scalar::Null);
@@ -280,9 +280,9 @@ async fn fetch(ctx: &Context, image: &ImageRef) -> Result<Bytes, TaskError> {
     Ok(bytes)
 }
 
-/// Settles a delivery by what became of its image for each model. What is worse than a failed row holds
-/// for the image as a whole; if one model is to be tried again, all are: those that have their outcome
-/// already only repeat it.
+/// Settles a delivery by the outcomes of its image for each model. A fault worse than a failed row
+/// applies to the image as a whole; if one model is to be retried, all are, and those with an
+/// outcome merely repeat it.
 async fn settle(
     ctx: &Context,
     delivery: Delivery<ImageRef>,
@@ -339,7 +339,7 @@ mod tests {
 
     const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/digits");
 
-    /// Takes tensors of all models but one.
+    /// Takes tensors of all models except one.
     struct Hop {
         refused: &'static str,
         taken: std::sync::Mutex<Vec<String>>,
@@ -361,7 +361,7 @@ mod tests {
         Arc::new(MemoryQueue::new(MemoryQueueConfig::default()))
     }
 
-    /// R12: each model of an image has an outcome of its own.
+    /// R12: each model of an image has its own outcome.
     #[tokio::test]
     async fn a_model_that_fails_does_not_fail_the_others() {
         let (tasks, results) = (memory::<ImageRef>(), memory::<Classification>());

@@ -9,7 +9,7 @@ use trommel_types::{Classification, ErrorKind, Outcome};
 use crate::metrics;
 use crate::times::{TimeCounts, Times};
 
-/// What a job has done so far, for progress bars and summaries.
+/// The progress of a job, for progress bars and summaries.
 ///
 /// Counters only grow. Reading is cheap and never waits for a stage.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub struct Progress {
     times: StageTimes,
 }
 
-/// How long each kind of work takes, of which `infer` is the wait for a batch and its computation.
+/// Times of each kind of work; `infer` is the wait for a batch and its computation.
 #[derive(Debug, Default)]
 struct StageTimes {
     fetch: Times,
@@ -46,7 +46,7 @@ struct StageTimes {
 /// Failures of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureCount {
-    /// How many images.
+    /// Number of images.
     pub count: u64,
     /// The uri of the first one.
     pub example: String,
@@ -63,7 +63,7 @@ struct Work {
     commit: AtomicU64,
 }
 
-/// A kind of work whose time is counted here; the model's time is counted by its engine.
+/// A kind of work whose time is counted here; engines count the model's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Reading encoded bytes, including the wait for them.
@@ -77,17 +77,17 @@ pub enum Task {
 }
 
 impl Progress {
-    /// Images listed so far, those committed by an earlier run included.
+    /// Images listed so far, including those committed by an earlier run.
     pub fn listed(&self) -> u64 {
         self.listed.load(Relaxed)
     }
 
-    /// The number of images of the job, once the listing has ended.
+    /// The number of images of the job, once they are listed.
     pub fn total(&self) -> Option<u64> {
         self.listing_done.load(Relaxed).then(|| self.listed())
     }
 
-    /// Rows that an earlier run of the same job has committed.
+    /// Rows committed by an earlier run of the same job.
     pub fn resumed(&self) -> u64 {
         self.resumed.load(Relaxed)
     }
@@ -102,7 +102,7 @@ impl Progress {
         self.failed.load(Relaxed)
     }
 
-    /// Images whose outcome is known, whichever run found it.
+    /// Images with a known outcome, from any run.
     pub fn finished(&self) -> u64 {
         self.resumed() + self.ok() + self.failed()
     }
@@ -112,7 +112,7 @@ impl Progress {
         self.committed.load(Relaxed)
     }
 
-    /// Rows of this run that are known and not durable yet.
+    /// Rows of this run that are not durable yet.
     pub fn pending(&self) -> u64 {
         let ended = self.committed() + self.repeated.load(Relaxed);
         (self.ok() + self.failed()).saturating_sub(ended)
@@ -123,7 +123,7 @@ impl Progress {
         self.parts.load(Relaxed)
     }
 
-    /// Attempts that were put off to a later one.
+    /// Attempts that were postponed.
     pub fn retried(&self) -> u64 {
         self.retried.load(Relaxed)
     }
@@ -151,12 +151,12 @@ impl Progress {
         self.listed.fetch_add(1, Relaxed);
     }
 
-    /// Counts images of an earlier listing in.
+    /// Counts images of an earlier listing.
     pub(crate) fn count_listed_before(&self, images: u64) {
         self.listed.fetch_add(images, Relaxed);
     }
 
-    /// Takes over how far another process has listed the job.
+    /// Adopts the progress of another process's listing.
     pub(crate) fn set_listed(&self, images: u64, ended: bool) {
         self.listed.store(images, Relaxed);
         self.listing_done.store(ended, Relaxed);
@@ -168,7 +168,7 @@ impl Progress {
         self.ended.notify_waiters();
     }
 
-    /// Waits until the listing has ended, or is looked at again. Cancel-safe.
+    /// Waits until the listing has ended, or is checked again. Cancel-safe.
     pub(crate) async fn until_listed(&self) {
         let mut ended = std::pin::pin!(self.ended.notified());
         ended.as_mut().enable(); // from here on no end goes unseen
@@ -203,7 +203,7 @@ impl Progress {
         self.committed_bytes.load(Relaxed)
     }
 
-    /// `bytes` are those of the images.
+    /// `bytes` are the sizes of the images.
     pub(crate) fn count_committed(&self, rows: u64, bytes: u64) {
         metrics::committed(rows);
         self.committed.fetch_add(rows, Relaxed);
@@ -250,8 +250,7 @@ impl Progress {
         self.times.infer.add(time);
     }
 
-    /// How the times of an image are distributed by stage (of `commit`, those of a part), without stages
-    /// that have not worked.
+    /// Percentiles of times per image by stage (for `commit`, per part), without idle stages.
     pub fn times(&self) -> BTreeMap<String, TimeCounts> {
         let StageTimes {
             fetch,

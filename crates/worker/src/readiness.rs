@@ -5,7 +5,7 @@ use trommel_queue::Broker;
 
 use crate::distributed::Repository;
 
-/// Whether a process is at work, for those who ask from outside. Asking is cheap and never waits.
+/// Whether a process is ready. Cheap and never blocks.
 #[derive(Clone, Default)]
 pub struct Readiness {
     inner: Arc<Inner>,
@@ -15,17 +15,16 @@ pub struct Readiness {
 struct Inner {
     at_work: AtomicBool,
     stopping: AtomicBool,
-    /// Models that are being loaded and warmed up.
+    /// Models being loaded and warmed up.
     loading: AtomicUsize,
     over_broker: OnceLock<(Broker, Arc<Repository>)>,
-    /// What else is needed, as a sentence of what is missing without it.
+    /// Other conditions, each with a sentence for when it is not met.
     needs: Mutex<Vec<(String, Need)>>,
 }
 
 impl Readiness {
-    /// What is still missing, as sentences for people; empty when the process is at work: its queues
-    /// are bound, the models that it was asked for are warm, the broker and the model repository can
-    /// be reached.
+    /// Unmet conditions, as sentences for people; empty when the process is ready: its queues are
+    /// bound, its models are warm, and the broker and the model repository can be reached.
     pub fn missing(&self) -> Vec<String> {
         let inner = &*self.inner;
         let mut missing = Vec::new();
@@ -52,22 +51,23 @@ impl Readiness {
         missing
     }
 
-    /// From here on the process is at work.
+    /// Marks the process as working.
     pub fn begin(&self) {
         self.inner.at_work.store(true, Relaxed);
     }
 
-    /// From here on the process finishes what it has begun, and takes nothing more.
+    /// Marks the process as stopping: it finishes its work and accepts no more.
     pub fn stop(&self) {
         self.inner.stopping.store(true, Relaxed);
     }
 
     pub(crate) fn needs(&self, broker: Broker, repository: Arc<Repository>) {
-        // Said once, by the worker that owns this.
+        // Called once, by the worker that owns this.
         drop(self.inner.over_broker.set((broker, repository)));
     }
 
-    /// Not ready until a need is met, and whenever it is not any more; `sentence` says what is missing then.
+    /// Adds a condition; while it is not met, the process is not ready, for the reason in
+    /// `sentence`.
     pub(crate) fn need(&self, sentence: String) -> Need {
         let need = Need::default();
         let mut needs = self
@@ -86,18 +86,18 @@ impl Readiness {
     }
 }
 
-/// Something outside of the process that it needs to be ready. Missing at first.
+/// An external condition of readiness. Unmet at first.
 #[derive(Clone, Default)]
 pub(crate) struct Need(Arc<AtomicBool>);
 
 impl Need {
-    /// Whether it is there.
+    /// Sets whether it is met.
     pub(crate) fn set(&self, is_met: bool) {
         self.0.store(is_met, Relaxed);
     }
 }
 
-/// A model that is being loaded.
+/// A model being loaded.
 pub(crate) struct Loading(Arc<Inner>);
 
 impl Drop for Loading {

@@ -1,4 +1,4 @@
-//! What this process last reported about images that it put off, for `trommel jobs why`.
+//! This process's last reports about postponed images, for `trommel jobs why`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,23 +6,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use trommel_types::Role;
 
-/// Jobs and stages that reports are kept of; beyond it the oldest report goes.
+/// Jobs and stages with a stored report; beyond this, the oldest report is dropped.
 const KEPT: usize = 64;
-/// Longest error text that is kept, in bytes.
+/// Longest stored error text, in bytes.
 const TEXT: usize = 512;
 
-/// What a worker reported about an image that it put off.
+/// A worker's report about a postponed image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutOff {
-    /// Where.
+    /// The stage.
     pub stage: Role,
     /// The job.
     pub job: String,
     /// The image.
     pub uri: String,
-    /// How often it had come.
+    /// The number of attempts.
     pub attempt: u32,
-    /// What was wrong.
+    /// The problem.
     pub error: String,
     /// When, in microseconds since the Unix epoch, UTC.
     pub at: i64,

@@ -1,7 +1,7 @@
-//! What requests to this process took, for those who ask over the broker.
+//! Latency of requests to this process, for queries over the broker.
 //!
-//! Times are counted in buckets that grow by a fifth, so that those of several processes add up and
-//! percentiles of the sum are right within a tenth.
+//! Times are counted in buckets that grow by a fifth, so those of several processes can be added,
+//! and percentiles are accurate to a tenth.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,29 +9,29 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Buckets; the last one takes all that is longer than two minutes.
+/// Number of buckets; the last one counts all above two minutes.
 const BUCKETS: usize = 80;
-/// Upper end of the first bucket in seconds.
+/// Upper bound of the first bucket in seconds.
 const FIRST: f64 = 100e-6;
-/// Ratio of the ends of two buckets.
+/// Ratio between successive bounds.
 const GROWTH: f64 = 1.2;
 
-/// Requests that came by one entrance, since the start of the process.
+/// Requests of one entrance, since the start of the process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestWork {
-    /// The way they came: `http`, `oip`, `nats`.
+    /// The entrance: `http`, `oip`, `nats`.
     pub entrance: String,
-    /// Requests that were refused because too many waited.
+    /// Requests refused because too many were waiting.
     pub shed: u64,
     /// Requests whose deadline had passed.
     pub expired: u64,
-    /// Requests that were answered, with a label or a failed row, by the time that took.
+    /// Requests answered with a label or a failed row, by latency.
     pub answered: Vec<u64>,
 }
 
 static TIMES: Mutex<BTreeMap<&'static str, RequestWork>> = Mutex::new(BTreeMap::new());
 
-/// A request has ended with this outcome, as `trommel_request_seconds` names it.
+/// Counts a request with this outcome, named as in `trommel_request_seconds`.
 pub fn request_ended(entrance: &'static str, outcome: &str, took: Duration) {
     let mut times = lock();
     let work = times.entry(entrance).or_insert_with(|| RequestWork {
@@ -49,7 +49,7 @@ pub fn request_ended(entrance: &'static str, outcome: &str, took: Duration) {
     }
 }
 
-/// All that came so far, by entrance.
+/// All requests so far, by entrance.
 pub(crate) fn so_far() -> Vec<RequestWork> {
     lock().values().cloned().collect()
 }
@@ -75,7 +75,7 @@ impl RequestWork {
         }
     }
 
-    /// Those that came after `earlier`, of the same process.
+    /// The requests after `earlier`, of the same process.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
@@ -87,12 +87,12 @@ impl RequestWork {
         since
     }
 
-    /// How many were answered.
+    /// Number of answers.
     pub fn count(&self) -> u64 {
         self.answered.iter().sum()
     }
 
-    /// The time within which this share, 0 to 1, of the answers came; nothing without any.
+    /// The latency at this quantile, 0 to 1; `None` without answers.
     pub fn within(&self, share: f64) -> Option<Duration> {
         let all = self.count();
         let rank = ((all as f64 * share).ceil() as u64).max(1);
@@ -101,7 +101,7 @@ impl RequestWork {
             seen += count;
             seen >= rank
         });
-        // The middle of the bucket, where ends are ratios.
+        // The geometric middle of the bucket.
         let end = |bucket: usize| FIRST * GROWTH.powi(bucket as i32);
         found.map(|bucket| Duration::from_secs_f64(end(bucket) / GROWTH.sqrt()))
     }

@@ -12,24 +12,24 @@ use trommel_types::Classification;
 use crate::WorkerError;
 use crate::fault::is_transient;
 
-/// Longest time that a store may be out of reach before the job is left to another sink.
+/// Longest time that a store may be unreachable before the job is left to another sink.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The lease of a job, and how its output is opened again.
+/// The lease of a job, and how to reopen its output.
 #[async_trait]
 pub(crate) trait Reopen: Send + Sync {
     /// Whether the lease is held.
     fn is_held(&self) -> bool;
 
-    /// Opens the output, which reads what is committed by now.
+    /// Opens the output, which reads what is committed.
     async fn open(&self) -> Result<Box<dyn ResultSink>, WorkerError>;
 }
 
 /// Makes rows durable and returns how many of them were new.
 ///
-/// With a lease they are committed only while it is held. If another sink has taken the number of
-/// the part, before or after this one's lease, or the answer to a commit was lost, what is committed
-/// is read again first.
+/// With a lease, rows are committed only while it is held. If another sink has taken the part
+/// number, before or after this one's lease, or the answer to a commit was lost, the committed rows
+/// are read again first.
 pub(crate) async fn commit(
     sink: &mut Box<dyn ResultSink>,
     rows: Vec<Arc<Classification>>,

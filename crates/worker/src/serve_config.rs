@@ -8,7 +8,7 @@ use trommel_infer::LiveOptions;
 
 use crate::Allowed;
 
-/// Share of the budget that a batch may hold the device for while requests come.
+/// Share of the budget for which a batch may occupy the device while requests arrive.
 const SHARE_OF_BATCH: u32 = 4;
 
 /// Answering requests.
@@ -104,7 +104,7 @@ impl ServeConfig {
         }
     }
 
-    /// Names every setting that cannot work, with its remedy.
+    /// Names every invalid setting, with its remedy.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (name, time) in [

@@ -12,7 +12,7 @@ use crate::job::{Jobs, ModelId};
 use crate::reports::{PutOff, Reports};
 use crate::{Progress, RetryPolicy, WorkerError, metrics};
 
-/// Deliveries of a message before each further one is counted where it outlives its worker.
+/// Deliveries of a message before further ones are counted in a way that survives the worker.
 const UNCOUNTED: u32 = 2;
 
 /// Ends deliveries: durable outcomes first, then the ack to the queue.
@@ -22,16 +22,16 @@ pub(crate) struct Settler {
     pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) retry: RetryPolicy,
     pub(crate) progress: Arc<Progress>,
-    /// Where others learn why images are put off.
+    /// Where reasons for postponed images are published.
     pub(crate) reports: Reports,
 }
 
 impl Settler {
-    /// Refuses a delivery whose work was begun more often than the policy allows, before any work: it
-    /// may be what kills its worker.
+    /// Refuses a delivery whose work was begun more often than the policy allows, before any work:
+    /// it may kill its worker.
     ///
-    /// What counts are the times that work was begun: a delivery that was fetched ahead and handed back
-    /// is no attempt. The first two deliveries are not counted, so that what goes well costs nothing.
+    /// Only begun work counts: a delivery that was prefetched and returned is not an attempt. The
+    /// first two deliveries are not counted, so that the normal case costs nothing.
     pub(crate) async fn check_attempt<T: Subject>(
         &self,
         delivery: &Delivery<T>,
@@ -57,13 +57,13 @@ impl Settler {
         Ok(())
     }
 
-    /// Reports to the queue what became of `delivery`, which was to get an outcome of each of `models`.
+    /// Settles `delivery`, which was to get an outcome for each of `models`.
     ///
     /// An image that no attempt can label gets its failed rows before its delivery is
-    /// dead-lettered, so that a crash between the two repeats it and never loses it.
+    /// dead-lettered, so that a crash in between repeats it and never loses it.
     ///
     /// # Errors
-    /// What ends this process; redelivery does the rest.
+    /// Errors that end this process; redelivery does the rest.
     pub(crate) async fn settle<T: Subject>(
         &self,
         delivery: Delivery<T>,
@@ -121,8 +121,8 @@ impl Settler {
         });
     }
 
-    /// Publishes what the model answered about an image; it is stored when this returns. Values for columns
-    /// of the model's own come behind those of the source.
+    /// Publishes the model's answer for an image; it is stored when this returns. Values of the
+    /// model's own columns follow those of the source.
     pub(crate) async fn publish_answer(
         &self,
         image: &PreparedImage,
@@ -133,7 +133,7 @@ impl Settler {
         let Answer { scores, columns } = answer;
         let mut row = image.outcome(Outcome::Ok(scores), attempt, model);
         if !columns.is_empty() {
-            // A row that is tried again brings those of its failed row along.
+            // A retried row already has those of its failed row.
             let of_source = self.jobs.columns(&image.image.job).await?;
             row.image.columns.resize(of_source, Scalar::Null);
             row.image.columns.extend(columns);
@@ -141,8 +141,8 @@ impl Settler {
         self.publish(row).await
     }
 
-    /// Publishes an outcome; it is stored when this returns. A row that no message can hold becomes a
-    /// failed row that says so.
+    /// Publishes an outcome; it is stored when this returns. A row that does not fit into a message
+    /// becomes a failed row with that reason.
     pub(crate) async fn publish(&self, row: Classification) -> Result<(), WorkerError> {
         let id = message_id(&row.image, &row.model);
         match self.results.publish(&id, row.clone()).await {
@@ -173,7 +173,7 @@ fn into_worker_error(error: TaskError) -> WorkerError {
     }
 }
 
-/// Passes over a settle that came too late: the image is another worker's now, whose outcome repeats
+/// Ignores a late settle: the image belongs to another worker now, whose outcome repeats this one.
 /// this one.
 pub(crate) fn expired(error: QueueError) -> Result<(), QueueError> {
     if error.kind() == QueueErrorKind::Expired {
@@ -183,19 +183,19 @@ pub(crate) fn expired(error: QueueError) -> Result<(), QueueError> {
     Err(error)
 }
 
-/// `(job, model, index)`: the deduplication id of every publish from preprocess on.
+/// `(job, model, index)`: the deduplication id of all publishes from preprocess on.
 pub(crate) fn message_id(image: &ImageRef, model: &str) -> String {
     format!("{}/{model}/{}", image.job, image.index)
 }
 
-/// A message that is about one image.
+/// A message about one image.
 pub(crate) trait Subject: Message {
-    /// The stage that works on such messages.
+    /// The stage that processes such messages.
     const STAGE: Role;
 
     fn image(&self) -> &ImageRef;
 
-    /// Names the message among those of its job.
+    /// Identifies the message among those of its job.
     fn id(&self) -> String;
 
     /// The row of an image that has no label.
@@ -257,7 +257,7 @@ impl PreparedImageExt for PreparedImage {
             bytes: Some(self.bytes),
             original: Some(self.original),
             outcome,
-            // The first delivery of each stage is no repeat.
+            // The first delivery of each stage is not a repeat.
             attempts: self.attempts + attempt - 1,
             finished_at: now(),
         }
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use crate::job::Planned;
 
-    /// Counts how often work was begun, as the broker does for all workers.
+    /// Counts how often work was begun, like the broker for all workers.
     #[derive(Default)]
     struct Begun(AtomicU32);
 
@@ -317,7 +317,7 @@ mod tests {
         delivery.settle(again).await.unwrap();
     }
 
-    /// R8: next to a busy lane, images that were never worked on ended as poisoned.
+    /// R8: next to a busy lane, images that were never processed ended as poisoned.
     #[tokio::test]
     async fn a_delivery_that_was_handed_back_unworked_is_no_attempt() {
         let tasks = MemoryQueue::new(MemoryQueueConfig::default());

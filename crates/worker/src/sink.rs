@@ -21,27 +21,27 @@ use crate::settle::expired;
 use crate::trace::image_span;
 use crate::{Progress, SinkConfig, WorkerError};
 
-/// Deliveries that are settled side by side; each may wait for the broker's ack.
+/// Deliveries settled concurrently; each may wait for the broker's ack.
 const SETTLES: usize = 256;
-/// Longest time for settling the deliveries of a part. Those that are left come again.
+/// Longest time to settle the deliveries of a part. The rest is redelivered.
 const SETTLING: Duration = Duration::from_secs(30);
 
-/// Longest time that one question for rows stays open while the sink holds none.
+/// Longest time that a pull stays open while the sink holds no rows.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Parts after which the next ones may wait for another interval longer.
+/// Number of parts after which the interval grows by one.
 const PARTS_A_STEP: usize = 100;
 /// Most intervals that a part waits.
 const MOST_INTERVALS: u32 = 12;
 
 /// Longest time that a part waits for rows. It grows with the number of parts, so that a slow model
-/// leaves hundreds of them and not thousands.
+/// leaves hundreds of parts and not thousands.
 fn interval(config: &SinkConfig, parts: usize) -> Duration {
     let steps = u32::try_from(parts / PARTS_A_STEP).unwrap_or(u32::MAX);
     config.part_interval * steps.saturating_add(1).min(MOST_INTERVALS)
 }
 
-/// What the sink role works with.
+/// The context of the sink role.
 pub(crate) struct Context {
     pub(crate) intake: Arc<dyn Queue<Classification>>,
     pub(crate) config: SinkConfig,
@@ -50,11 +50,11 @@ pub(crate) struct Context {
     pub(crate) progress: Arc<Progress>,
     /// What is committed so far.
     pub(crate) committed: watch::Sender<Counts>,
-    /// The lease, where other sinks may serve the job too.
+    /// The lease, if other sinks may serve the job too.
     pub(crate) shared: Option<Arc<dyn Reopen>>,
 }
 
-/// What is committed of a job, by all sinks that it had. What comes a second time counts once.
+/// What all sinks of a job have committed. Repeats count once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Counts {
     pub(crate) committed: u64,
@@ -69,17 +69,17 @@ impl Counts {
         }
     }
 
-    /// Rows without a label.
+    /// Failed rows.
     pub(crate) fn failed(&self) -> u64 {
         self.failures.values().map(|failure| failure.count).sum()
     }
 }
 
-/// Commits rows until all of the job are committed or `shutdown` fires, then commits what it
+/// Commits rows until all of the job are committed or `shutdown` fires, then commits those that it
 /// holds. Returns the sink, so that its caller can finish the job.
 ///
-/// A delivery is settled only after the part that holds its row is durable. A row that comes a
-/// second time is dropped by `sink` and its delivery settled all the same.
+/// A delivery is settled only after the part with its row is durable. `sink` drops repeated rows,
+/// and their deliveries are settled too.
 pub(crate) async fn run(
     ctx: Arc<Context>,
     mut sink: Box<dyn ResultSink>,
@@ -115,14 +115,14 @@ pub(crate) async fn run(
             && ctx.progress.total().is_some()
             && silence.is_long()
         {
-            // A sink that was stopped for longer than its lease may have committed the last rows after
-            // this one had read what is committed: then no message comes any more.
+            // A sink that was suspended for longer than its lease may have committed the last rows
+            // after this one read what is committed: then no more messages arrive.
             sink = shared.open().await?;
             ctx.committed.send_replace(Counts::of(sink.ledger()));
         }
     };
 
-    // On every exit, so that a stop never throws away an answer.
+    // On every exit, so that a stop never discards an answer.
     commit_part(&ctx, &mut sink, &mut part).await?;
     stopped.map(|()| sink)
 }
@@ -152,7 +152,7 @@ async fn commit_part(
     ctx.progress.count_repeated(given.saturating_sub(committed));
     ctx.committed.send_replace(Counts::of(sink.ledger()));
     let settled = stream::iter(held).map(Held::settle);
-    // A broker that crashed may have forgotten what it delivered, and then answers none of them.
+    // A broker that crashed may have forgotten its deliveries, and then acknowledges none of them.
     let settled = settled.buffer_unordered(SETTLES).try_collect::<()>();
     match timeout(SETTLING, settled).await {
         Ok(settled) => settled?,
@@ -163,7 +163,7 @@ async fn commit_part(
     Ok(())
 }
 
-/// Time without a row after which what is committed is read again; it doubles with each time.
+/// Time without a row after which committed rows are read again; it doubles each time.
 struct Silence {
     since: Instant,
     longest: Duration,
@@ -185,7 +185,7 @@ impl Silence {
         }
     }
 
-    /// Whether it has been long; the next one is to be longer.
+    /// Whether the time has passed; doubles the next one.
     fn is_long(&mut self) -> bool {
         let is_long = self.since.elapsed() >= self.longest;
         if is_long {
@@ -204,7 +204,7 @@ pub(crate) struct HeldRows {
 }
 
 impl HeldRows {
-    /// Once `most` bytes are held, each sink commits what it has.
+    /// At `most` bytes, each sink commits its rows.
     pub(crate) fn new(most: u64) -> Arc<Self> {
         let bytes = AtomicU64::new(0);
         Arc::new(Self { bytes, most })
@@ -235,7 +235,7 @@ impl Drop for HeldBytes {
     }
 }
 
-/// A row that waits for its part.
+/// A row waiting for its part.
 struct Held {
     delivery: Delivery<Classification>,
     _bytes: HeldBytes,
@@ -247,19 +247,19 @@ struct Held {
 impl Held {
     async fn settle(self) -> Result<(), QueueError> {
         metrics::settled(Role::Sink.as_str(), &Disposition::Done);
-        // One that comes too late is repeated, and its row dropped as committed.
+        // A late row is repeated, and dropped as committed.
         let settled = self.delivery.settle(Disposition::Done);
         settled.instrument(self.span).await.or_else(expired)
     }
 }
 
-/// The rows that the next part will hold.
+/// The rows of the next part.
 #[derive(Default)]
 struct OpenPart {
     held: Vec<Held>,
-    /// Which of them are failed rows.
+    /// Number of failed rows among them.
     failed: RoaringTreemap,
-    /// About how many bytes their rows take.
+    /// Approximate bytes of the rows.
     bytes: u64,
     since: Option<Instant>,
 }
@@ -295,8 +295,8 @@ impl OpenPart {
 }
 
 impl Context {
-    /// Waits for rows, but no longer than the open part may wait, nor than the listing takes to end, with
-    /// which the job may end. Cancel-safe.
+    /// Waits for rows, at most until the open part is due, or the listing ends, which may end the
+    /// job. Cancel-safe.
     async fn next_deliveries(
         &self,
         part: &OpenPart,
@@ -317,7 +317,7 @@ impl Context {
         }
     }
 
-    /// Whether the open part holds the last rows of the job.
+    /// Whether the open part has the last rows of the job.
     fn is_last(&self, committed: u64, part: &OpenPart) -> bool {
         let held = part.held.len() as u64;
         held > 0
@@ -327,18 +327,17 @@ impl Context {
                 .is_some_and(|total| committed + held >= total)
     }
 
-    /// Ends a hopeless job: the failures so far could hardly come from a share that is allowed.
+    /// Ends a hopeless job: its failures are significantly above the allowed share.
     ///
-    /// The share is of the images listed, not of those finished: what fails does so early, while
-    /// images that succeed are still on their way through the stages.
-    /// What comes a second time counts once.
+    /// The share refers to the images listed, not those finished: failures finish early, while
+    /// successful images are still in flight. Repeats count once.
     fn check_failures(&self, part: &OpenPart, durable: &RoaringTreemap) -> Result<(), WorkerError> {
         let Some(limit) = self.max_failure_rate else {
             return Ok(());
         };
         let committed = durable.len();
         let failed = self.committed.borrow().failed() + (&part.failed - durable).len();
-        // While a resumed listing still passes what is committed, nothing can be said.
+        // While a resumed listing is still skipping committed images, nothing can be concluded.
         let listed = self.progress.listed();
         if listed < committed {
             return Ok(());
@@ -356,8 +355,8 @@ impl Context {
     }
 }
 
-/// Lower end of the 99.9 % Wilson score interval of a proportion (E. B. Wilson, 1927): the share
-/// that `hits` of `trials` prove at the least.
+/// Lower bound of the 99.9 % Wilson score interval of a proportion (E. B. Wilson, 1927), given
+/// `hits` of `trials`.
 fn wilson_lower_bound(hits: u64, trials: u64) -> f64 {
     if trials == 0 {
         return 0.0;

@@ -1,4 +1,4 @@
-//! How the times of a stage are distributed: counted by length, without a lock, and added up over processes.
+//! Distributions of the times of a stage: lock-free histograms that can be added over processes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Parts that each doubling of a time is counted in: an error of at most one in 64.
+/// Buckets per doubling of a time: an error of at most one in 64.
 const PARTS: u64 = 32;
 /// Doublings from 32 µs on; the last one ends at 38 hours.
 const DOUBLINGS: usize = 32;
 const BUCKETS: usize = (DOUBLINGS + 1) * PARTS as usize;
 
-/// Counts of times by their length.
+/// A histogram of times.
 #[derive(Debug)]
 pub(crate) struct Times(Box<[AtomicU64]>);
 
@@ -35,7 +35,7 @@ impl Times {
     }
 }
 
-/// The bucket of a time: exact below 32 µs, then by doublings of 32 parts each.
+/// The bucket of a time: exact below 32 µs, then 32 per doubling.
 fn bucket(micros: u64) -> usize {
     if micros < PARTS {
         return micros as usize;
@@ -58,16 +58,16 @@ fn middle(bucket: u64) -> f64 {
     (PARTS + part) as f64 * width + (width - 1.0) / 2.0
 }
 
-/// Counts at one moment, which can be added up.
+/// A snapshot of counts, which can be added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeCounts(BTreeMap<u64, u64>);
 
-/// Times within which shares of all lie, in milliseconds.
+/// Percentiles of times, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
-    /// How many times there are.
+    /// Number of times.
     pub count: u64,
-    /// Half of them.
+    /// Median.
     pub p50: f64,
     /// 90 of 100.
     pub p90: f64,
@@ -87,7 +87,7 @@ impl TimeCounts {
         }
     }
 
-    /// Within what shares of them lie; `None` if there are none.
+    /// The percentiles; `None` without times.
     pub fn percentiles(&self) -> Option<Percentiles> {
         let count: u64 = self.0.values().sum();
         let at = |share: f64| {

@@ -34,15 +34,15 @@ impl fmt::Display for ImageId<'_> {
     }
 }
 
-/// Puts a span into the trace that a message belongs to. Its field `trace_id` then stands in the log
-/// lines within it.
+/// Puts a span into the trace of a message. Its field `trace_id` then appears in log lines within
+/// it.
 pub(crate) fn continued(span: Span, origin: &Origin) -> Span {
-    // Without a layer for traces, or one that this span is not for, there is nothing to continue.
+    // Without a layer for traces, or for this span, there is nothing to continue.
     drop(span.set_parent(origin.trace().clone()));
     named(span)
 }
 
-/// Writes the trace that a span belongs to into its field `trace_id`, if it belongs to any.
+/// Writes the trace id of a span into its field `trace_id`, if it has one.
 pub(crate) fn named(span: Span) -> Span {
     let context = span.context();
     let trace = context.span().span_context().trace_id();

@@ -1,4 +1,4 @@
-//! A dry run's sink: rows are counted and measured, and stored nowhere.
+//! A dry run's sink: rows are counted and measured, but not stored.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,68 +10,70 @@ use trommel_sink::{Committed, Format, JobRecord, Ledger, ResultSink, Summary};
 use trommel_storage::StorageError;
 use trommel_types::{Classification, Column, Scalar};
 
-/// Blocks that a sample is cut into: how much they differ says how sure their mean is.
+/// Number of blocks of a sample: the scatter of their means gives the uncertainty of the overall
+/// mean.
 const BLOCKS: usize = 8;
 /// Student's t for a two-sided interval of 95 % with seven degrees of freedom.
 const STUDENT_T: f64 = 2.365;
-/// Rows of a block at least; a mean of fewer says nothing about its scatter.
+/// Least rows per block; the mean of fewer says nothing about the scatter.
 const LEAST_ROWS: usize = 4;
 
-/// What the sample of a dry run has shown.
+/// The result of a dry run's sample.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// Images of the sample.
     pub images: u64,
-    /// Seconds from one row to the next, on average.
+    /// Mean seconds between rows.
     pub seconds_each: f64,
-    /// Half the interval that holds that time with a probability of 95 %: by the means of eight blocks of
-    /// rows (batch means; Law, *Simulation Modeling and Analysis*, 5th edition, section 9.5.3). Missing
-    /// where the sample is too small.
+    /// Half of the 95 % interval of that time, from the means of eight blocks of rows (batch means;
+    /// Law, *Simulation Modeling and Analysis*, 5th edition, section 9.5.3). Absent if the sample
+    /// is too small.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plus_or_minus: Option<f64>,
-    /// Encoded bytes of an image, on average.
+    /// Mean encoded bytes per image.
     pub image_bytes: f64,
-    /// Bytes of a row in the output, on average, without what a part has but once.
+    /// Mean bytes per row in the output, without the fixed parts of a file.
     pub row_bytes: f64,
     /// Share of the images that came from S3, 0 to 1.
     pub from_s3: f64,
-    /// Tokens of an image, where servers that count them were asked.
+    /// Tokens per image, if servers count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<TrialTokens>,
 }
 
-/// Tokens of an image of the sample, on average.
+/// Mean tokens per image of the sample.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrialTokens {
-    /// What a server reads, as it counts.
+    /// Input tokens, as counted by the server.
     pub read: f64,
-    /// What it writes.
+    /// Output tokens.
     pub written: f64,
-    /// Of those that are read, the image's own, by the formula of the model's family. Missing where no family is
+    /// Input tokens of the image itself, by the formula of the model's family. Absent if no family
+    /// is known.
     /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<f64>,
 }
 
-/// Where the outcome of a trial is left once its sink is finished.
+/// Where the result of a trial is left when its sink is finished.
 pub type TrialOutcome = Arc<Mutex<Option<Trial>>>;
 
-/// Rows that are measured and thrown away.
+/// Rows that are measured and discarded.
 pub struct TrialSink {
     job: JobRecord,
     ledger: Ledger,
     format: Format,
     rows: Vec<Arc<Classification>>,
     outcome: TrialOutcome,
-    /// How large images are sent, if that is known.
+    /// The size of sent images, if known.
     budget: Option<Budget>,
     /// The columns of tokens, if rows have them.
     tokens: Option<[usize; 2]>,
 }
 
 impl TrialSink {
-    /// For rows of a job that would be written in this format. Rows are kept until the end, so a trial is
-    /// to be one of some hundred images. The last columns of the job are `answers`, those of its model.
+    /// For rows of a job in this format. Rows are kept until the end, so a trial should have a few
+    /// hundred images. The last columns of the job are `answers`, those of its model.
     pub fn new(job: JobRecord, format: Format, answers: &[Column], outcome: TrialOutcome) -> Self {
         let first = job.columns.len().saturating_sub(answers.len());
         let place = |name: &str| {
@@ -90,13 +92,13 @@ impl TrialSink {
         }
     }
 
-    /// Counts the tokens of images that are sent as large as this by the formula of their model's family.
+    /// Counts the tokens of images of this size by the formula of their model's family.
     #[must_use]
     pub fn with_budget(self, budget: Option<Budget>) -> Self {
         Self { budget, ..self }
     }
 
-    /// What the rows so far show; nothing if there are fewer than two.
+    /// The result so far; `None` with fewer than two rows.
     pub fn trial(&self) -> Option<Trial> {
         let mut times: Vec<_> = self.rows.iter().map(|row| row.finished_at).collect();
         times.sort_unstable();
@@ -118,7 +120,7 @@ impl TrialSink {
         })
     }
 
-    /// The tokens of all rows, also of those that no server was asked about, divided by their number.
+    /// The tokens of all rows, including those without requests, divided by their number.
     fn tokens(&self) -> Option<TrialTokens> {
         let count = self.rows.len() as f64;
         let places = self.tokens?;
@@ -145,7 +147,7 @@ impl TrialSink {
         })
     }
 
-    /// By the difference of two parts, so that what each has but once does not count.
+    /// The difference of two parts, to exclude the fixed parts of a file.
     fn row_bytes(&self) -> f64 {
         let mut rows = self.rows.clone();
         rows.sort_by_key(|row| row.image.index);
@@ -153,15 +155,15 @@ impl TrialSink {
         let bytes = |rows: &[Arc<Classification>]| self.format.part_bytes(&self.job, rows);
         match (bytes(&rows), bytes(&rows[..half])) {
             (Ok(all), Ok(part)) => all.saturating_sub(part) as f64 / (rows.len() - half) as f64,
-            // A real part would fail likewise, and say so.
+            // A real part would fail in the same way, and report it.
             _ => 0.0,
         }
     }
 }
 
-/// The part of these times in which work was steady: without the first fifth, in which queues fill, and the last
-/// tenth, in which they empty. The rows of a batch become known together, so the part begins and ends
-/// with the last row of a batch: half a batch too much is half of a short sample.
+/// The times of steady work: without the first fifth, while queues fill, and the last tenth, while
+/// they drain. The rows of a batch complete together, so the range begins and ends with the last row
+/// of a batch: half a batch too much is half of a short sample.
 fn steady(times: &[i64]) -> &[i64] {
     let (first, behind) = (times.len() / 5, times.len() - times.len() / 10);
     let gap = |row: &usize| {
@@ -182,8 +184,8 @@ fn steady(times: &[i64]) -> &[i64] {
     }
 }
 
-/// The mean time between rows that became known then, in microseconds, in rising order; and half its
-/// interval.
+/// The mean time between rows with these completion times in microseconds, in rising order, and
+/// half of its interval.
 fn seconds_each(times: &[i64]) -> Option<(f64, Option<f64>)> {
     let steady = steady(times);
     let seconds = |from: usize, to: usize| (steady[to] - steady[from]) as f64 / 1e6;
@@ -236,7 +238,7 @@ mod tests {
 
     #[test]
     fn the_time_of_a_row_is_that_of_steady_work() {
-        // A slow start, then one row in 2 ms, then a slow end.
+        // A slow start, then one row every 2 ms, then a slow end.
         let mut times: Vec<i64> = (0..100).map(|row| row * 50_000).collect();
         times.extend((1..=350).map(|row| 4_950_000 + row * 2_000));
         let last = times[times.len() - 1];
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_that_of_the_means_of_blocks() {
-        // Rows of 1 ms and of 3 ms in turns of forty.
+        // Rows of 1 ms and of 3 ms, alternating in groups of forty.
         let steps = (0..320).map(|row| if row / 40 % 2 == 0 { 1_000 } else { 3_000 });
         let mut at = 0;
         let steady: Vec<i64> = std::iter::once(0)
@@ -257,7 +259,7 @@ mod tests {
                 at
             }))
             .collect();
-        // What is cut off before and behind it.
+        // The parts cut off at the start and the end.
         let before = (1..=92).rev().map(|row| -row * 2_000);
         let behind = (1..=45).map(|row| at + row * 2_000);
         let times: Vec<_> = before.chain(steady).chain(behind).collect();

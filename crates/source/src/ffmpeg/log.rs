@@ -1,4 +1,4 @@
-//! The log of `ffmpeg`, and what it says of a video.
+//! Interprets the log of `ffmpeg`.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -6,21 +6,21 @@ use std::os::unix::net::UnixStream;
 
 use super::CONTAINERS;
 
-/// Longest line that is looked at, in bytes.
+/// Longest examined line, in bytes.
 const LONGEST_LINE: usize = 4096;
-/// Times of decoded frames that are remembered.
+/// Remembered times of decoded frames.
 const REMEMBERED_TIMES: usize = 4096;
 
-/// What the log of a process contains.
+/// The contents of a process's log.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Said {
-    /// The first line of an error, without what precedes it.
+    /// The first line of an error, without its prefix.
     pub(crate) error: Option<String>,
-    /// Whether the container itself was damaged: what it passes over is missing among the frames.
+    /// Whether the container itself is damaged: skipped parts are missing among the frames.
     pub(crate) is_damaged: bool,
-    /// The duration that the container claims, in microseconds.
+    /// The container's stated duration, in microseconds.
     pub(crate) duration: Option<u64>,
-    /// When the first decoded frame and the latest ones are shown, in the units of the filter
+    /// Times of the first decoded frame and of the latest ones, in the units of the filter
     /// `metadata`.
     pub(crate) first_frame: Option<i64>,
     times: VecDeque<i64>,
@@ -47,13 +47,13 @@ impl Said {
         }
     }
 
-    /// When the last decoded frame is shown.
+    /// Time of the last decoded frame.
     pub(crate) fn last_frame(&self) -> Option<i64> {
         self.times.back().copied()
     }
 
-    /// Whether frames are missing before this time: the container is damaged, and the last frame is long
-    /// over.
+    /// Whether frames before this time are missing: the container is damaged, and the last frame is
+    /// much earlier.
     pub(crate) fn lacks_frames_at(&self, time: i64) -> bool {
         if !self.is_damaged {
             return false;
@@ -81,8 +81,8 @@ impl Said {
     }
 }
 
-/// When a frame is shown, of a line of the filter `metadata`: `frame:0    pts:-500    pts_time:-0.0005`. It
-/// may stand behind the beginning of a line of another thread.
+/// Time of a frame in a line of the filter `metadata`: `frame:0    pts:-500    pts_time:-0.0005`.
+/// It may follow the torn start of another thread's line.
 fn frame_time(line: &str) -> Option<i64> {
     let (_, frame) = line.split_once("frame:")?;
     let (time, _) = frame.split_once(" pts_time:")?;
@@ -90,8 +90,8 @@ fn frame_time(line: &str) -> Option<i64> {
     time.trim().parse().ok()
 }
 
-/// Whether a line of the log is about the container, as newer and older versions call it. A line whose
-/// beginning another thread has torn off may be.
+/// Whether a log line is about the container, in older and newer versions. A line whose start was
+/// torn off by another thread may be.
 fn is_of_container(context: &str) -> bool {
     if context.trim().is_empty() {
         return true;
@@ -131,7 +131,7 @@ impl Log {
         }
     }
 
-    /// Reads what is there; gives whether anything was, and `None` at the end.
+    /// Reads available lines; returns whether there were any, and `None` at the end.
     pub(super) fn drain(&mut self) -> Option<bool> {
         let mut buffer = [0; 4096];
         let mut came = false;
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(said.error.as_deref(), Some("File ended prematurely"));
     }
 
-    /// Matroska passes over what is damaged: the frame before would stand in for all that are lost.
+    /// Matroska skips damaged parts: the preceding frame would replace all lost ones.
     #[test]
     fn frames_that_a_damaged_container_has_lost_are_missed() {
         let mut said = Said::default();

@@ -1,4 +1,4 @@
-//! `ffmpeg` as a child process: where it is, what it says, and when it is given up.
+//! `ffmpeg` as a child process: finding, running and ending it.
 
 mod log;
 mod running;
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 pub use self::running::Killer;
 pub(crate) use self::running::{Ended, Running, Watch};
 
-/// The program, where no setting names it.
+/// The default program.
 const PROGRAM: &str = "ffmpeg";
-/// Variables that it is started with; no others, as these may hold credentials.
+/// Variables passed to it; no others, as they may contain credentials.
 const KEPT_VARIABLES: [&str; 5] = ["PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG"];
-/// Containers that it may open. Not among them are lists that lead to other files.
+/// Containers that it may open. These exclude playlists, which lead to other files.
 const CONTAINERS: &str =
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,asf,flv,ogg";
 
@@ -28,7 +28,7 @@ const CONTAINERS: &str =
 pub struct VideoConfig {
     /// The program that decodes videos, version 4.4 or later. Default: `ffmpeg` on `PATH`.
     pub ffmpeg: Option<PathBuf>,
-    /// Programs that decode at once in one process, each on one thread. Default: 4.
+    /// Decoders running at once in one process, each on one thread. Default: 4.
     pub max_decoders: NonZeroUsize,
 }
 
@@ -46,10 +46,10 @@ impl Default for VideoConfig {
 pub struct Ffmpeg(PathBuf);
 
 impl Ffmpeg {
-    /// Looks for it.
+    /// Finds it.
     ///
     /// # Errors
-    /// When it is not where the setting says, or nowhere on `PATH`; names the remedy.
+    /// If it is not at the configured path, or not on `PATH`; names the remedy.
     pub fn find(config: &VideoConfig) -> Result<Self, String> {
         if let Some(path) = &config.ffmpeg {
             return match is_program(path) {
@@ -69,7 +69,7 @@ impl Ffmpeg {
         })
     }
 
-    /// A command that runs it, with a log whose lines tell their level.
+    /// A command that runs it, with log lines that include their level.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.0);
         command.args(["-nostdin", "-hide_banner", "-nostats", "-v", "level+info"]);
@@ -77,8 +77,8 @@ impl Ffmpeg {
         command
     }
 
-    /// A command that reads a video: from this machine, or from a url of this process. It opens nothing
-    /// else, whatever the video says.
+    /// A command that reads a video from this machine, or from a url of this process. It opens
+    /// nothing else, whatever the video says.
     pub(super) fn reading(&self, input: &Input, before: &[&str]) -> Command {
         let mut command = self.command();
         command.env_clear().env("AV_LOG_FORCE_NOCOLOR", "1");
@@ -110,7 +110,7 @@ fn is_program(path: &Path) -> bool {
     metadata.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// What `ffmpeg` reads.
+/// The input of `ffmpeg`.
 pub(super) enum Input {
     /// A file, by its absolute path.
     File(PathBuf),

@@ -1,4 +1,4 @@
-//! `ffmpeg` while it runs: started, watched, and ended when it does nothing.
+//! A running `ffmpeg`: started, watched, and ended when it stalls.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use super::log::{Log, Said};
 
-/// How often a process is looked at.
+/// Interval between checks of a process.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A process that runs, until this is dropped.
+/// A running process, until this is dropped.
 pub(crate) struct Running {
     child: Arc<Mutex<Child>>,
     log: Arc<Mutex<Log>>,
     watch: Arc<Watch>,
 }
 
-/// Whether a process moves.
+/// Tracks the activity of a process.
 #[derive(Default)]
 pub(crate) struct Watch {
     moved: AtomicU64,
@@ -31,12 +31,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Notes that something came.
+    /// Records activity.
     pub(crate) fn moved(&self) {
         self.moved.fetch_add(1, Relaxed);
     }
 
-    /// Notes that nothing is expected, or that something is again.
+    /// Pauses or resumes the watch.
     pub(crate) fn pause(&self, is_paused: bool) {
         self.is_paused.store(is_paused, Relaxed);
         self.moved();
@@ -44,11 +44,11 @@ impl Watch {
 }
 
 impl Running {
-    /// Starts a command; gives its output too. A process that does nothing for as long as `patience` is
+    /// Starts a command; returns its output too. A process without activity for `patience` is
     /// ended.
     ///
     /// # Errors
-    /// When the system does not start it.
+    /// If the system cannot start it.
     pub(crate) fn start(
         mut command: Command,
         patience: Duration,
@@ -81,31 +81,32 @@ impl Running {
         Ok((running, stdout))
     }
 
-    /// The log so far: all that precedes what was read of the output.
+    /// The log so far, up to the output that was read.
     pub(crate) fn said(&self) -> Said {
         let mut log = lock(&self.log);
         log.drain();
         log.said.clone()
     }
 
-    /// Asks something of the same.
+    /// Runs `read` on the log.
     pub(crate) fn ask<T>(&self, question: impl FnOnce(&Said) -> T) -> T {
         let mut log = lock(&self.log);
         log.drain();
         question(&log.said)
     }
 
-    /// What ends it from another thread.
+    /// A handle to end it from another thread.
     pub(crate) fn killer(&self) -> Killer {
         Killer(Arc::clone(&self.child))
     }
 
-    /// Who watches whether it moves.
+    /// Its activity watch.
     pub(crate) fn watch(&self) -> &Arc<Watch> {
         &self.watch
     }
 
-    /// Waits for the end of a process whose output has ended; gives its exit status and its whole log.
+    /// Waits for the end of a process whose output has ended; returns its exit status and its whole
+    /// log.
     pub(crate) fn end(self) -> Ended {
         let status = loop {
             match lock(&self.child).try_wait() {
@@ -127,7 +128,7 @@ impl Running {
 pub struct Killer(Arc<Mutex<Child>>);
 
 impl Killer {
-    /// Ends it, if it has not ended.
+    /// Ends it, unless it has ended.
     pub fn kill(&self) {
         drop(lock(&self.0).kill());
     }
@@ -137,7 +138,7 @@ impl Killer {
 pub(crate) struct Ended {
     pub(crate) status: Option<ExitStatus>,
     pub(crate) said: Said,
-    /// It was ended because it did nothing.
+    /// It was ended because it stalled.
     pub(crate) was_stuck: bool,
 }
 
@@ -146,12 +147,12 @@ impl Ended {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// Whether something else than the video ended it, such as the system for its memory.
+    /// Whether something other than the video ended it, such as the system's out-of-memory killer.
     pub(crate) fn was_killed(&self) -> bool {
         self.status.is_none_or(|status| status.code().is_none())
     }
 
-    /// Why it failed, in its own words.
+    /// Its own error message.
     pub(crate) fn reason(&self) -> String {
         match (&self.said.error, self.status) {
             (Some(error), _) => format!("ffmpeg reports: {error}"),
@@ -175,7 +176,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads the log of a process until it ends, and ends one that does nothing.
+/// Reads the log of a process until it ends, and ends a stalled process.
 fn attend(log: &Mutex<Log>, watch: &Watch, child: &Mutex<Child>, patience: Duration) {
     let (mut seen, mut since) = (0, Instant::now());
     while !watch.has_ended.load(Relaxed) {

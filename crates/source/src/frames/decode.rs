@@ -1,4 +1,5 @@
-//! Decodes a stretch: starts `ffmpeg`, as often as it takes to meet a key frame, and reads BMP files from it.
+//! Decodes a stretch: starts `ffmpeg`, repeatedly until it meets a key frame, and reads BMP files
+//! from it.
 
 use std::io::{self, Read};
 use std::process::ChildStdout;
@@ -16,13 +17,12 @@ use crate::stores::Stores;
 use crate::video::input;
 use crate::{FetchLimits, Fetched};
 
-/// How far before a stretch decoding begins, in seconds, until a key frame is met before its first frame:
-/// some containers are entered only roughly. Then at the beginning.
+/// How far before a stretch decoding starts, in seconds, tried in turn until a key frame precedes
+/// its first frame: seeking is imprecise in some containers. Finally from the beginning.
 const EARLIER: [u64; 3] = [0, 15, 90];
-/// How much later than its time a frame may be and still be the one on display, in microseconds: times
-/// of frames are rounded in most containers.
+/// Tolerance for a frame that is displayed at a time, in microseconds: most containers round times.
 const EARLY: u64 = 500;
-/// Bytes of the head of a BMP file, and where the file's size is in it.
+/// Size of a BMP header, and the position of the file size in it.
 const HEAD: usize = 14;
 
 impl Decoding {
@@ -67,7 +67,7 @@ impl Decoding {
         }
     }
 
-    /// Why a stretch has fewer frames than it should.
+    /// Why a stretch has too few frames.
     fn short(&self, ended: &Ended, limits: FetchLimits) -> Result<End, Cause> {
         if ended.was_stuck {
             let seconds = limits.time.as_secs_f64();
@@ -78,7 +78,7 @@ impl Decoding {
         if ended.was_killed() {
             return Err(Cause::new(StorageErrorKind::Unreadable, ended.reason()));
         }
-        // Behind a fault there may be frames that can be decoded from a later key frame.
+        // After an error there may be frames that can be decoded from a later key frame.
         if !ended.succeeded() {
             return match self.stretch.count {
                 1 => Err(Cause::new(StorageErrorKind::NotAFile, ended.reason())),
@@ -113,8 +113,8 @@ impl Decoding {
         }
         let mut command = ffmpeg.reading(input, &before);
         let rate = format!("{}/1000", self.frame.rate.per_thousand_seconds());
-        // `fps` repeats or drops frames so that each is the one on display at its time. The times go past the
-        // log, whose lines would be torn by messages of other threads, and hide them.
+        // `fps` repeats or drops frames to give the one displayed at each time. The times bypass
+        // the log, where messages of other threads would tear or hide their lines.
         let filters = format!(
             "settb=1/1000000,setpts=PTS-{EARLY},metadata=add:key=a:value=1,metadata=print:direct=1:file=pipe\\\\:2,fps=fps={rate}:start_time={}:round=up,setpts=N/({rate})/TB",
             seconds(start)
@@ -169,8 +169,8 @@ impl Decoding {
     }
 }
 
-/// Whether decoding began behind the first frame that is wanted, so that an earlier frame may be the one on
-/// display. What is shown before a video's first frame is that frame.
+/// Whether decoding started after the first wanted frame, so that an earlier frame may be the
+/// displayed one. Before a video's first frame, that frame is displayed.
 fn is_late(running: &Running, start: u64, has_sought: bool, has_frame: bool) -> bool {
     if !has_sought {
         return false;
@@ -181,11 +181,11 @@ fn is_late(running: &Running, start: u64, has_sought: bool, has_frame: bool) -> 
     }
 }
 
-/// How one start of `ffmpeg` went.
+/// The result of one run of `ffmpeg`.
 enum Pass {
-    /// All frames came.
+    /// All frames arrived.
     Complete,
-    /// It met no key frame before the first frame.
+    /// No key frame before the first frame.
     Late,
     /// The receiver is gone.
     Stopped,
@@ -193,7 +193,7 @@ enum Pass {
     Ended(Ended),
 }
 
-/// Reads one BMP file of a pipe that holds one after another; `None` at its end.
+/// Reads one BMP file from a pipe with a sequence of them; `None` at its end.
 fn read_bmp(output: &mut ChildStdout, watch: &Watch, limit: u64) -> Result<Option<Bytes>, Cause> {
     let mut bytes = vec![0; HEAD];
     if !filled(output, watch, &mut bytes) {
@@ -218,7 +218,7 @@ fn read_bmp(output: &mut ChildStdout, watch: &Watch, limit: u64) -> Result<Optio
     Ok(is_whole.then(|| bytes.into()))
 }
 
-/// Fills a buffer; gives whether it was filled before the pipe ended.
+/// Fills a buffer; returns whether it was filled before the end of the pipe.
 fn filled(output: &mut ChildStdout, watch: &Watch, buffer: &mut [u8]) -> bool {
     let mut at = 0;
     while at < buffer.len() {

@@ -1,4 +1,4 @@
-//! A stretch that is decoded, and those who wait for its frames.
+//! A stretch being decoded, and the requests for its frames.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use super::{Answer, Frame, Missed, lock};
 use crate::Fetched;
 use crate::ffmpeg::Running;
 
-/// Bytes of frames that a stretch keeps for those who have not asked yet.
+/// Bytes of frames that a stretch keeps for later requests.
 const KEPT: usize = 32 << 20;
 /// Time without requests after which decoding of a stretch stops.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A stretch of a video that is decoded, or was.
+/// A stretch of a video, being decoded or finished.
 pub(super) struct Decoding {
-    /// The frame that it was begun for.
+    /// The frame that it was started for.
     pub(super) frame: Frame,
     pub(super) stretch: Stretch,
     state: Mutex<State>,
@@ -26,7 +26,7 @@ pub(super) struct Decoding {
 }
 
 pub(super) struct State {
-    /// The frame that comes next.
+    /// The next frame.
     next: u64,
     pub(super) kept: BTreeMap<u64, Fetched>,
     kept_bytes: usize,
@@ -40,7 +40,7 @@ pub(super) struct State {
 pub(super) enum End {
     /// With its last frame.
     Complete,
-    /// Before; this holds for each of the frames that are left.
+    /// Early; this error applies to each remaining frame.
     Rest(Missed),
 }
 
@@ -51,7 +51,7 @@ impl State {
 }
 
 impl Decoding {
-    /// One with its first request.
+    /// A stretch with its first request.
     pub(super) fn new(frame: &Frame, stretch: Stretch, sender: oneshot::Sender<Answer>) -> Self {
         Self {
             frame: frame.clone(),
@@ -80,7 +80,7 @@ impl Decoding {
             && self.frame.rate == frame.rate
     }
 
-    /// Takes a request; gives it back if another decoder has to do it.
+    /// Accepts a request; returns it if another decoder has to serve it.
     pub(super) fn take(
         &self,
         number: u64,
@@ -89,7 +89,7 @@ impl Decoding {
         let mut state = self.state();
         if let Some(fetched) = state.kept.remove(&number) {
             state.kept_bytes -= fetched.bytes.len();
-            // Who has gone away needs no answer.
+            // Requests without a receiver need no answer.
             drop(sender.send(Ok(fetched)));
             self.changed.notify_one();
             return None;
@@ -107,7 +107,7 @@ impl Decoding {
         None
     }
 
-    /// Of a stretch, a frame that was let go is decoded alone; once more if it was alone.
+    /// A frame that was dropped from a stretch is decoded alone; once more if it was alone.
     fn refuse(&self, sender: oneshot::Sender<Answer>) -> Option<oneshot::Sender<Answer>> {
         if self.stretch.count == 1 {
             return Some(sender);
@@ -121,7 +121,7 @@ impl Decoding {
         self.changed.notify_one();
     }
 
-    /// Waits until a frame may be decoded. Gives whether one is to be.
+    /// Waits until a frame may be decoded. Returns whether there is a request.
     pub(super) fn may_go_on(&self, running: &Running) -> bool {
         let mut state = self.state();
         let until = Instant::now() + IDLE;
@@ -148,7 +148,7 @@ impl Decoding {
         goes_on
     }
 
-    /// Hands on the next frame.
+    /// Delivers the next frame.
     pub(super) fn hand_on(&self, fetched: Fetched) {
         let mut state = self.state();
         let number = state.next;
@@ -169,7 +169,7 @@ impl Decoding {
         }
     }
 
-    /// Tells all who wait how it ended.
+    /// Answers all remaining requests with the result.
     pub(super) fn end(&self, end: End) {
         let mut state = self.state();
         for sender in std::mem::take(&mut state.waiting).into_values().flatten() {

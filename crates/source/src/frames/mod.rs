@@ -1,10 +1,10 @@
-//! Frames of videos, decoded by `ffmpeg` a stretch at a time.
+//! Frames of videos, decoded by `ffmpeg` in stretches.
 //!
-//! A thread for each stretch starts `ffmpeg` at the last key frame before it, takes the frames as
-//! uncompressed BMP files, and hands them to those who ask. Stretches begin at fixed frames, so that a
-//! frame is decoded from the same place whoever asks for it. What nobody has asked for yet is kept, up to
-//! a bound; then the decoder waits. A frame that was let go, or that lies behind a fault in its stretch,
-//! is decoded alone.
+//! One thread per stretch starts `ffmpeg` at the last key frame before it, reads the frames as
+//! uncompressed BMP files, and passes them to the requests. Stretches begin at fixed frames, so
+//! that a frame is always decoded from the same place. Frames that are not requested yet are kept,
+//! up to a limit; then the decoder waits. A frame that was dropped, or that follows an error in its
+//! stretch, is decoded alone.
 
 mod decode;
 mod decoding;
@@ -25,36 +25,36 @@ use crate::ffmpeg::Ffmpeg;
 use crate::stores::Stores;
 use crate::{FetchLimits, Fetched, VideoConfig};
 
-/// Stretches that are remembered once they are decoded.
+/// Remembered finished stretches.
 const REMEMBERED: usize = 8;
-/// How often a decoder is looked for that has nothing to do, by who needs one.
+/// Interval between checks for an idle decoder.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A frame that is wanted.
+/// A requested frame.
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) uri: String,
     pub(super) video: String,
-    /// The version of the video that was listed.
+    /// The listed version of the video.
     pub(super) etag: Option<String>,
     pub(super) rate: FrameRate,
     pub(super) number: u64,
 }
 
-/// Why a stretch has no such frame.
+/// Why a stretch lacks a frame.
 enum Missed {
     /// It has to be decoded alone.
     Alone,
-    /// It cannot be had.
+    /// It is unavailable.
     Failed(Cause),
 }
 
-/// Why frames cannot be had, for each who waits for one.
+/// Why frames are unavailable, for each request.
 #[derive(Debug, Clone)]
 struct Cause {
     kind: StorageErrorKind,
-    /// What follows the name of the frame.
+    /// The error without the name of the frame.
     reason: String,
 }
 
@@ -81,7 +81,7 @@ impl Cause {
 
 type Answer = Result<Fetched, Missed>;
 
-/// The videos that are being decoded.
+/// The videos being decoded.
 pub(super) struct Frames {
     config: VideoConfig,
     stores: Stores,
@@ -99,11 +99,11 @@ impl Frames {
         }
     }
 
-    /// Decodes a frame to a BMP file. Of `limits`, the time is the longest without any progress.
+    /// Decodes a frame to a BMP file. The time in `limits` is the longest without progress.
     ///
     /// # Errors
-    /// When there is no `ffmpeg`, or the video cannot be read, is another version, damaged there, or ends
-    /// before.
+    /// If there is no `ffmpeg`, or the video cannot be read, has another version, is damaged there,
+    /// or ends earlier.
     pub(super) async fn read(
         &self,
         frame: &Frame,
@@ -118,7 +118,7 @@ impl Frames {
                 Ok(Ok(fetched)) => return Ok(fetched),
                 Ok(Err(Missed::Failed(cause))) => return Err(cause.error(frame)),
                 Ok(Err(Missed::Alone)) if !is_alone => stretch = Stretch::only(frame),
-                // Another who asked for the same frame alone has it; or the thread ended.
+                // Another request for the same frame alone took it, or the thread ended.
                 Ok(Err(Missed::Alone)) => {}
                 Err(_) => {
                     let message = format!("failed to decode {}: the thread ended", frame.uri);
@@ -128,7 +128,7 @@ impl Frames {
         }
     }
 
-    /// Leaves a request with a decoder that will come to it, a new one if there is none.
+    /// Passes a request to a decoder that will reach it, or to a new one.
     async fn ask(
         &self,
         frame: &Frame,
@@ -160,7 +160,7 @@ impl Frames {
                     idle.stop();
                 }
             }
-            // One that is busy now may be idle soon.
+            // A busy decoder may become idle soon.
             let free = Arc::clone(&self.permits).acquire_owned();
             permit = timeout(LOOK_EVERY, free).await.ok().and_then(Result::ok);
         }
@@ -196,7 +196,7 @@ impl Drop for Frames {
     }
 }
 
-/// Forgets stretches that have ended: those that keep nothing, and the oldest.
+/// Forgets finished stretches: those without kept frames, and the oldest.
 fn forget(open: &mut Vec<Arc<Decoding>>) {
     open.retain(|decoding| {
         let state = decoding.state();
@@ -216,7 +216,7 @@ fn forget(open: &mut Vec<Arc<Decoding>>) {
 }
 
 impl Missed {
-    /// The same for another who waits.
+    /// The same error for another request.
     fn again(&self) -> Self {
         match self {
             Self::Alone => Self::Alone,

@@ -1,11 +1,11 @@
-//! Which frames of a video are decoded in one go.
+//! Splits videos into stretches that are decoded together.
 
 use super::Frame;
 
-/// Seconds and frames of a stretch at most.
+/// Longest stretch in seconds and frames.
 const STRETCH: (u64, u64) = (30, 256);
 
-/// Frames that are decoded in one go.
+/// Frames that are decoded together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) first: u64,
@@ -13,7 +13,7 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// The one that a frame is in.
+    /// The stretch of a frame.
     pub(super) fn of(frame: &Frame) -> Self {
         let (seconds, most) = STRETCH;
         let rate = u64::from(frame.rate.per_thousand_seconds());

@@ -1,4 +1,4 @@
-//! Requests of `object_store` by the connections that all of this crate uses.
+//! Adapts this crate's HTTP connections to `object_store`.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use tokio::time::timeout;
 
 use crate::http::https;
 
-/// Time to connect, names and certificates included.
+/// Time limit for connecting, including name lookup and TLS.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Makes a client whose answers begin within `patience`.
+/// Creates a client whose responses must begin within `patience`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Connector {
     pub(super) patience: Duration,

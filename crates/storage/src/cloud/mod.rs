@@ -1,6 +1,6 @@
 //! Objects in Google Cloud Storage (`gs://bucket/key`) and in Azure Blob Storage (`az://container/key`).
 //!
-//! A build has them by the features `gs` and `az`; without, each place is refused by name.
+//! Requires the features `gs` and `az`; without them, such places are refused by name.
 
 #[cfg(any(feature = "gs", feature = "az"))]
 mod connect;
@@ -22,8 +22,8 @@ use crate::s3::Object;
 use crate::uri::remote_scheme;
 use crate::{Get, ObjectStore, StorageError, background};
 
-/// How Google Cloud Storage and Azure Blob Storage are reached. Accounts, credentials and endpoints
-/// come from the environment, under the names that `object_store` documents, such as
+/// Connection to Google Cloud Storage and Azure Blob Storage. Accounts, credentials and endpoints
+/// come from the environment, in the variables documented by `object_store`, such as
 /// `GOOGLE_APPLICATION_CREDENTIALS` and `AZURE_STORAGE_ACCOUNT_NAME`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -35,7 +35,7 @@ pub struct CloudConfig {
     pub timeout: Duration,
     /// Attempts per request, with exponential back-off and jitter. Default: 5.
     pub attempts: u32,
-    /// Options by name in place of those that the environment holds; never read from a file.
+    /// Options by name that override the environment; never read from a file.
     #[serde(skip)]
     pub options: Vec<(String, String)>,
 }
@@ -62,7 +62,7 @@ impl Default for CloudConfig {
 }
 
 impl CloudConfig {
-    /// All that is wrong with it, one sentence each; empty when it can be used.
+    /// All problems, one sentence each; empty if it is valid.
     pub fn problems(&self) -> Vec<String> {
         match self.max_concurrency == 0 || self.attempts == 0 || self.timeout.is_zero() {
             true => vec!["cloud.max-concurrency, attempts, timeout: must not be 0".to_owned()],
@@ -89,7 +89,7 @@ impl Cloud {
         }
     }
 
-    /// Whether this build has its client.
+    /// Whether this build includes its client.
     fn is_built_in(self) -> bool {
         match self {
             Self::Gs => cfg!(feature = "gs"),
@@ -97,7 +97,7 @@ impl Cloud {
         }
     }
 
-    /// The store of a scheme, if it is that of one.
+    /// The store with this scheme, if any.
     pub fn of_scheme(scheme: &str) -> Option<Self> {
         [Self::Gs, Self::Az]
             .into_iter()
@@ -105,7 +105,7 @@ impl Cloud {
     }
 }
 
-/// An object's place, or a prefix of keys.
+/// The location of an object, or a prefix of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloudLocation {
     /// The kind of store.
@@ -117,7 +117,7 @@ pub struct CloudLocation {
 }
 
 impl CloudLocation {
-    /// Reads `gs://bucket/key` or `az://container/key`; the key may be empty.
+    /// Parses `gs://bucket/key` or `az://container/key`; the key may be empty.
     pub fn parse(uri: &str) -> Option<Self> {
         let cloud = Cloud::of_scheme(remote_scheme(uri)?)?;
         let (_, place) = uri.split_once("://")?;
@@ -143,10 +143,10 @@ impl CloudLocation {
         }
     }
 
-    /// Looks whether this build can read it.
+    /// Checks that this build can read it.
     ///
     /// # Errors
-    /// Names the feature that it lacks.
+    /// Names the missing feature.
     pub fn check_built_in(&self) -> Result<(), StorageError> {
         match self.cloud.is_built_in() {
             true => Ok(()),
@@ -163,7 +163,7 @@ impl CloudLocation {
     }
 }
 
-/// A client of all buckets. Cheap to clone; connects when first used.
+/// A client for all buckets. Cheap to clone; connects on first use.
 #[derive(Clone)]
 pub struct Clouds {
     shared: Arc<Shared>,
@@ -190,7 +190,7 @@ impl Clouds {
     /// The whole bucket of a place as a store.
     ///
     /// # Errors
-    /// When this build has no client for it, or the environment says nothing usable about it.
+    /// If this build has no client for it, or the environment has no usable settings.
     pub fn bucket(&self, place: &CloudLocation) -> Result<Arc<dyn ObjectStore>, StorageError> {
         let stores = self.shared.stores.lock();
         let mut stores = stores.unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +203,7 @@ impl Clouds {
         Ok(store)
     }
 
-    /// Reads an object; not bounded in number. For a caller on a thread of [`background`].
+    /// Reads an object, without a limit on concurrency. For callers on a thread of [`background`].
     ///
     /// # Errors
     /// As [`ObjectStore::get`].
@@ -211,11 +211,11 @@ impl Clouds {
         self.bucket(place)?.get(&place.key, wanted).await
     }
 
-    /// Reads an object and gives the time that it took, which is at most `time`, without the wait
-    /// for a connection.
+    /// Reads an object and returns the time that it took, which is at most `time`, not counting the
+    /// wait for a connection.
     ///
     /// # Errors
-    /// As [`ObjectStore::get`], and when it takes longer.
+    /// As [`ObjectStore::get`], and if the time limit is exceeded.
     pub async fn fetch(
         &self,
         place: CloudLocation,
@@ -234,10 +234,10 @@ impl Clouds {
         .await
     }
 
-    /// The object at a place, if there is one.
+    /// The object at a location, if it exists.
     ///
     /// # Errors
-    /// When the bucket cannot be listed.
+    /// If the bucket cannot be listed.
     pub async fn look(&self, place: &CloudLocation) -> Result<Option<Object>, StorageError> {
         let first = self
             .bucket(place)?
@@ -251,7 +251,7 @@ impl Clouds {
 /// The store below a prefix, which is empty or ends with a slash.
 ///
 /// # Errors
-/// When this build has no client for it, or the environment says nothing usable about it.
+/// If this build has no client for it, or the environment has no usable settings.
 pub fn open(
     prefix: &CloudLocation,
     config: &CloudConfig,

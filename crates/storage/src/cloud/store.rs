@@ -24,7 +24,7 @@ trait Bucket: Client + PaginatedListStore {}
 
 impl<T: Client + PaginatedListStore> Bucket for T {}
 
-/// A prefix of a bucket as a store. The prefix is empty or ends with a slash.
+/// A bucket prefix as a store. The prefix is empty or ends with a slash.
 #[derive(Clone)]
 struct CloudStore {
     bucket: Arc<dyn Bucket>,
@@ -35,7 +35,7 @@ struct CloudStore {
 /// The store below a prefix in Google Cloud Storage.
 ///
 /// # Errors
-/// When the environment or an option cannot be used.
+/// If the environment or an option is unusable.
 #[cfg(feature = "gs")]
 pub(super) fn google(
     prefix: &CloudLocation,
@@ -61,7 +61,7 @@ pub(super) fn google(
 /// The store below a prefix in Azure Blob Storage.
 ///
 /// # Errors
-/// When the environment or an option cannot be used.
+/// If the environment or an option is unusable.
 #[cfg(feature = "az")]
 pub(super) fn azure(
     prefix: &CloudLocation,
@@ -142,7 +142,7 @@ impl CloudStore {
         }
     }
 
-    /// The object whose key is that of a prefix. A listing of Azure's leaves it out.
+    /// The object whose key equals a prefix. Azure's listings omit it.
     async fn named(&self, place: &CloudLocation) -> Result<Option<ObjectMeta>, StorageError> {
         if place.key.is_empty() || place.key.ends_with('/') {
             return Ok(None);
@@ -209,7 +209,7 @@ impl ObjectStore for CloudStore {
             Ok(answer) => answer,
             Err(Error::Precondition { .. }) => return Err(StorageError::changed(place.uri())),
             Err(error) => {
-                // A range that begins behind the end is refused as a whole.
+                // A range that begins after the end is refused entirely.
                 let end = range.filter(|_| matches!(error, Error::Generic { .. }));
                 return Err(match end {
                     Some(range) if self.ends_before(&path, range.end).await => too_short(),
@@ -275,7 +275,7 @@ impl ObjectStore for CloudStore {
                 let others = others.filter(move |object| object.location.as_ref() != below.key);
                 let objects = named.into_iter().chain(others).filter_map(move |object| {
                     let key = object.location.as_ref();
-                    // Not every store heeds where a listing begins.
+                    // Not every store honours the start of a listing.
                     let behind = after.as_deref().is_none_or(|after| key > after);
                     Some(Object {
                         key: key.get(root..).filter(|_| behind)?.to_owned(),
@@ -335,7 +335,7 @@ impl ObjectStore for CloudStore {
     }
 }
 
-/// What a request's failure means.
+/// The meaning of a failed request.
 fn failed(verb: &str, place: &CloudLocation, error: &Error) -> StorageError {
     let (kind, reason) = match error {
         Error::NotFound { .. } => (

@@ -1,4 +1,4 @@
-//! Which addresses may be connected to.
+//! Checks which addresses may be connected to.
 
 use std::fmt;
 use std::future::Future;
@@ -11,8 +11,8 @@ use std::vec;
 use hyper_util::client::legacy::connect::dns::Name;
 use tower_service::Service;
 
-/// Whether an address is one of the public internet, so none of this machine, of a private network
-/// or of a cloud's own services.
+/// Whether an address is on the public internet, not on this machine, in a private network or a
+/// cloud's own service.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -46,7 +46,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match (a, b) {
-        // Translated to version 4.
+        // IPv4 addresses embedded in IPv6.
         (0x64, 0xff9b) if (c, d, e, f) == (0, 0, 0, 0) => inner(g, h),
         (0x2002, _) => inner(b, c),
         // Teredo, benchmarks, documentation and other special ones.
@@ -56,7 +56,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// A host that has private addresses only, where those are refused.
+/// A host with only private addresses, which are refused.
 #[derive(Debug)]
 pub(super) struct Private {
     host: String,
@@ -82,8 +82,8 @@ impl fmt::Display for Private {
 
 impl std::error::Error for Private {}
 
-/// Looks names up, and leaves out what may not be connected to: the connection goes to the very
-/// addresses that were checked.
+/// Resolves names, without forbidden addresses: connections go to exactly the addresses that were
+/// checked.
 #[derive(Clone)]
 pub(super) struct Resolver {
     pub(super) allow_private: bool,

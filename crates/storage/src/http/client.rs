@@ -1,4 +1,4 @@
-//! Connections, by TLS or not.
+//! Connections, with and without TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use rustls::{ClientConfig, RootCertStore};
 use super::HttpConfig;
 use super::address::Resolver;
 
-/// Time to connect, names and certificates included.
+/// Time limit for connecting, including name lookup and TLS.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Connections that are used again.
+/// Idle connections to keep.
 pub(super) type WebClient = Client<HttpsConnector<HttpConnector<Resolver>>, Empty<Bytes>>;
 
-/// A client that looks names up by our own rules.
+/// A client that resolves names by our own rules.
 pub(super) fn connect(config: &HttpConfig) -> WebClient {
     let mut tcp = HttpConnector::new_with_resolver(Resolver {
         allow_private: config.allow_private,
@@ -33,7 +33,7 @@ pub(super) fn connect(config: &HttpConfig) -> WebClient {
         .build(https(tcp))
 }
 
-/// Connections by HTTP/1.1, encrypted for `https://`.
+/// HTTP/1.1 connections, encrypted for `https://`.
 pub(crate) fn https<R>(mut tcp: HttpConnector<R>) -> HttpsConnector<HttpConnector<R>> {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -44,7 +44,7 @@ pub(crate) fn https<R>(mut tcp: HttpConnector<R>) -> HttpsConnector<HttpConnecto
         .wrap_connector(tcp)
 }
 
-/// What servers are trusted: those that the system trusts.
+/// Trusted servers: those that the system trusts.
 fn tls() -> ClientConfig {
     let provider = || Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider())

@@ -1,4 +1,4 @@
-//! What an answer or a failed request means.
+//! The meaning of responses and failed requests.
 
 use std::error::Error;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ pub(super) fn failed(kind: StorageErrorKind, url: &HttpUrl, reason: &str) -> Sto
     StorageError::new(kind, format!("failed to fetch {url}: {reason}"))
 }
 
-/// Whether the server may do later what it does not do now, and says so.
+/// Whether the server says that it may succeed later.
 pub(super) fn is_busy(status: StatusCode) -> bool {
     matches!(
         status,
@@ -23,7 +23,7 @@ pub(super) fn is_busy(status: StatusCode) -> bool {
     )
 }
 
-/// What an answer means that brings no content.
+/// The meaning of a response without content.
 pub(super) fn refused(url: &HttpUrl, status: StatusCode) -> StorageError {
     use StorageErrorKind::{Changed, NotAFile, NotFound, PermissionDenied, Unreadable};
     let (kind, remedy) = match status.as_u16() {
@@ -45,7 +45,7 @@ pub(super) fn refused(url: &HttpUrl, status: StatusCode) -> StorageError {
     failed(kind, url, &format!("the server returned {status}{remedy}"))
 }
 
-/// What it means that no answer came.
+/// The meaning of a missing response.
 pub(super) fn unanswered(url: &HttpUrl, error: &(dyn Error + 'static)) -> StorageError {
     let chain = || {
         std::iter::successors(Some(error), |error: &&'_ (dyn Error + 'static)| {
@@ -60,7 +60,7 @@ pub(super) fn unanswered(url: &HttpUrl, error: &(dyn Error + 'static)) -> Storag
         return failed(StorageErrorKind::PermissionDenied, url, &reason);
     }
     let last = chain().last().map_or_else(String::new, ToString::to_string);
-    // The system's resolver has no kinds, only words.
+    // The system's resolver has no error kinds, only messages.
     let unknown = ["not known", "does not resolve", "No address associated"];
     if unknown.iter().any(|words| last.contains(words)) {
         let reason = format!("unknown host ({last})");
@@ -82,7 +82,7 @@ pub(super) fn unanswered(url: &HttpUrl, error: &(dyn Error + 'static)) -> Storag
     failed(StorageErrorKind::Unreadable, url, &last)
 }
 
-/// How long the server wants to be left alone: seconds, or a date.
+/// How long the server asks not to be contacted: seconds, or a date.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {
@@ -93,7 +93,7 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(date).saturating_sub(now))
 }
 
-/// Seconds since 1970 of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`, the one form that servers
+/// Seconds since 1970 of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that servers
 /// may send.
 fn seconds_of_date(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] = [
@@ -112,7 +112,7 @@ fn seconds_of_date(text: &str) -> Option<u64> {
     if !(1970..=9999).contains(&year) || !(1..=31).contains(&day) {
         return None;
     }
-    // Years that begin in March have the leap day at their end.
+    // With years that begin in March, the leap day is the last one.
     let (years, months) = match month {
         3.. => (year, month - 3),
         _ => (year - 1, month + 9),
@@ -122,7 +122,7 @@ fn seconds_of_date(text: &str) -> Option<u64> {
     Some(((since_1970 * 24 + number(hours)?) * 60 + number(minutes)?) * 60 + number(seconds)?)
 }
 
-/// Whether what came is a page for people.
+/// Whether the content is a page for people.
 pub(super) fn is_html(body: &[u8]) -> bool {
     let body = body
         .strip_prefix(b"\xef\xbb\xbf")

@@ -1,4 +1,4 @@
-//! How many requests a host gets at once, and when it gets none.
+//! Limits concurrent requests per host, and pauses busy hosts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,11 +8,11 @@ use rand::Rng;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// Hosts that are remembered above which idle ones are forgotten.
+/// Number of remembered hosts above which idle ones are forgotten.
 const HOSTS: usize = 4096;
-/// Answers in a row after which a host that was busy gets one more request at once.
+/// Successive answers after which a busy host gets one more concurrent request.
 const CALM: u32 = 20;
-/// The first wait after a host was busy and did not say for how long.
+/// The first pause of a busy host that named no time.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 
 /// The gates of all hosts.
@@ -23,7 +23,7 @@ pub(super) struct Gates {
 }
 
 impl Gates {
-    /// At most `most` requests at once to a host, and waits of at most `longest`.
+    /// At most `most` concurrent requests per host, and pauses of at most `longest`.
     pub(super) fn new(most: usize, longest: Duration) -> Self {
         Self {
             most,
@@ -32,13 +32,13 @@ impl Gates {
         }
     }
 
-    /// Waits until a request to a host may be sent. Dropping the pass lets in the next one.
+    /// Waits until a request to a host may be sent. Dropping the pass admits the next one.
     pub(super) async fn enter(&self, host: &str) -> Pass {
         let gate = self.gate(host);
         loop {
             let freed = gate.freed.notified();
             tokio::pin!(freed);
-            // From here on no pass that is given back goes unseen.
+            // From here on no returned pass is missed.
             freed.as_mut().enable();
             let closed_until = {
                 let mut state = gate.state();
@@ -92,14 +92,14 @@ struct Gate {
 }
 
 struct State {
-    /// Requests under way.
+    /// Requests in flight.
     passes: usize,
-    /// Most of them at once, for now.
+    /// Current limit.
     limit: usize,
     closed_until: Option<Instant>,
-    /// How often in a row the host was busy.
+    /// Successive times that the host was busy.
     refusals: u32,
-    /// Answers since.
+    /// Answers since then.
     answers: u32,
 }
 
@@ -124,7 +124,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// The host has answered: after a while it gets as many requests as before.
+    /// The host has answered: after a while its limit rises again.
     pub(super) fn answered(&self) {
         let mut state = self.gate.state();
         state.refusals = 0;
@@ -137,8 +137,8 @@ impl Pass {
         }
     }
 
-    /// The host is busy: nobody asks it before the time that it named has passed, or a growing one,
-    /// and then half as many at once. Requests that were refused together count once.
+    /// The host is busy: it is not contacted for the time that it named, or for a growing time, and
+    /// then gets half as many concurrent requests. Requests that were refused together count once.
     pub(super) fn refused(&self, wanted: Option<Duration>) {
         let mut state = self.gate.state();
         if !state.is_closed() {

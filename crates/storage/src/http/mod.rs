@@ -1,12 +1,11 @@
-//! Objects on the web, by `https://` and `http://`.
+//! Objects on the web, at `https://` and `http://` urls.
 //!
-//! One request a fetch, over connections that are used again. A host gets a few requests at once,
-//! and none while it says that it is busy (`429`, `503`, `Retry-After`). Redirects are followed;
-//! what they lead to is checked like what was named. Addresses of this machine and of private
-//! networks are refused unless they are allowed: the check is of the addresses that are connected
-//! to, not of names.
+//! One request per fetch, over reused connections. A host gets a few concurrent requests, and none
+//! while it reports that it is busy (`429`, `503`, `Retry-After`). Redirects are followed; their
+//! targets are checked like the original url. Addresses of this machine and of private networks are
+//! refused unless allowed: the addresses of connections are checked, not names.
 //!
-//! Not done here: other failures are repeated by the worker, as those of any store are.
+//! Not done here: the worker retries other failures, as for any store.
 
 mod address;
 mod client;
@@ -40,25 +39,25 @@ use self::gate::{Gates, Pass};
 pub use self::url::HttpUrl;
 use crate::{PlaceRule, StorageError, StorageErrorKind, background};
 
-/// How often one fetch waits for a host that says it is busy.
+/// How often one fetch waits for a busy host.
 const BUSY: u32 = 8;
-/// Attempts at a piece of a list or an archive that is being listed.
+/// Attempts to read a piece of a list or archive while listing.
 const ATTEMPTS: u32 = 4;
-/// The most bytes of an answer that are read for the sake of its connection only.
+/// Most bytes of a response that are read only to reuse its connection.
 const DRAINED: usize = 16 << 10;
 
-/// What is known of an object without reading it.
+/// Information about an object without reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
-    /// Its size in bytes, where the server says it.
+    /// Its size in bytes, if the server reports it.
     pub size: Option<u64>,
-    /// Its version: its entity tag as the server writes it, else its time of change.
+    /// Its version: its entity tag as the server sends it, else its modification time.
     pub etag: Option<String>,
-    /// Whether pieces of it can be asked for.
+    /// Whether the server supports ranges.
     pub has_ranges: bool,
 }
 
-/// A client. Cheap to clone; connects when first used.
+/// A client. Cheap to clone; connects on first use.
 #[derive(Clone)]
 pub struct Http {
     shared: Arc<Shared>,
@@ -72,14 +71,14 @@ struct Shared {
     requests: Semaphore,
 }
 
-/// What is asked of an object.
+/// The parameters of a request.
 #[derive(Clone, Copy, Default)]
 struct Ask<'a> {
     range: Option<(u64, u64)>,
     etag: Option<&'a str>,
 }
 
-/// An answer, with what has to be held while its content is read.
+/// A response, with the guards to hold while its content is read.
 struct Answer<'a> {
     url: HttpUrl,
     response: Response<Incoming>,
@@ -87,7 +86,7 @@ struct Answer<'a> {
     _permit: Option<SemaphorePermit<'a>>,
 }
 
-/// The time that a fetch may take, without its waits for a busy host.
+/// The time limit of a fetch, without its waits for a busy host.
 struct Clock {
     left: Duration,
     spent: Duration,
@@ -105,7 +104,7 @@ impl Clock {
 }
 
 impl Http {
-    /// A client with these settings, that follows redirects as far as `rule` allows.
+    /// A client with these settings, which follows redirects that `rule` allows.
     pub fn new(config: &HttpConfig, rule: PlaceRule) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -118,13 +117,13 @@ impl Http {
         }
     }
 
-    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes; only the
-    /// version `etag`, where one is given. Gives the time that it took too, which is at most
-    /// `time`, without the waits for its host.
+    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes, and only in
+    /// the version `etag`, if given. Also returns the time that it took, at most `time`, without
+    /// the waits for its host.
     ///
     /// # Errors
-    /// When the object does not exist, it is another version, it is a page for people, is larger or
-    /// takes longer than it may, or where it lies may not be connected to.
+    /// If the object does not exist, has another version, is a page for people, exceeds the size or
+    /// time limit, or must not be connected to.
     pub async fn fetch(
         &self,
         url: &HttpUrl,
@@ -143,8 +142,7 @@ impl Http {
         .await
     }
 
-    /// As [`Http::fetch`], for a caller on a thread of this module that lists: what may pass is
-    /// tried again.
+    /// As [`Http::fetch`], for a listing on a thread of this module: temporary errors are retried.
     ///
     /// # Errors
     /// As [`Http::fetch`].
@@ -163,16 +161,16 @@ impl Http {
         Ok(repeated(read).await?.0)
     }
 
-    /// What is known of an object without reading it. For a caller on a thread of this module.
+    /// Information about an object without reading it. For callers on a thread of this module.
     ///
     /// # Errors
-    /// When the object does not exist or it cannot be reached.
+    /// If the object does not exist or cannot be reached.
     pub async fn look(&self, url: &HttpUrl) -> Result<Looked, StorageError> {
         repeated(|| self.shared.look(url)).await
     }
 }
 
-/// Tries again what may pass.
+/// Retries temporary errors.
 async fn repeated<T, F: Future<Output = Result<T, StorageError>>>(
     request: impl Fn() -> F,
 ) -> Result<T, StorageError> {
@@ -205,7 +203,7 @@ impl Shared {
             left: self.config.timeout.saturating_mul(2),
             spent: Duration::ZERO,
         };
-        // Not by HEAD: addresses that are signed for GET refuse it.
+        // Not with HEAD: addresses signed for GET refuse it.
         let ask = Ask {
             range: Some((0, 1)),
             etag: None,
@@ -282,7 +280,7 @@ impl Shared {
         limit: u64,
     ) -> Result<Bytes, StorageError> {
         let mut body = answer.response.into_body();
-        // What is promised may never come.
+        // The promised bytes may never come.
         let room = promised.unwrap_or(0).min(1 << 20);
         let mut bytes = BytesMut::with_capacity(usize::try_from(room).unwrap_or(0));
         loop {
@@ -304,7 +302,7 @@ impl Shared {
         Ok(bytes.freeze())
     }
 
-    /// The answer at the end of all redirects, once its host is no longer busy.
+    /// The response after all redirects, once its host is no longer busy.
     async fn answer(
         &self,
         named: &HttpUrl,
@@ -355,7 +353,7 @@ impl Shared {
         }
     }
 
-    /// Where an answer leads.
+    /// The target of a redirect.
     fn redirected(
         &self,
         named: &HttpUrl,
@@ -377,8 +375,7 @@ impl Shared {
         Ok(next)
     }
 
-    /// Refuses a url whose host is an address that may not be connected to; names are checked where
-    /// they are looked up.
+    /// Refuses a url whose host is a forbidden address; names are checked when they are resolved.
     fn check_address(&self, url: &HttpUrl) -> Result<(), StorageError> {
         let is_private = |address| !is_public(address);
         if self.config.allow_private || !url.address().is_some_and(is_private) {
@@ -397,7 +394,7 @@ impl Shared {
             let last = offset.saturating_add(length) - 1;
             request = request.header(RANGE, format!("bytes={offset}-{last}"));
         }
-        // Weak tags and times of change are compared with those of the answer only.
+        // Weak tags and modification times are only compared with those of the response.
         if let Some(etag) = ask.etag.filter(|etag| etag.starts_with('"')) {
             request = request.header(IF_MATCH, etag);
         }
@@ -407,7 +404,7 @@ impl Shared {
     }
 }
 
-/// Refuses an answer that is not what was asked for.
+/// Refuses a response that does not match the request.
 fn check(url: &HttpUrl, response: &Response<Incoming>, ask: Ask<'_>) -> Result<(), StorageError> {
     let (status, headers) = (response.status(), response.headers());
     let other = |reason: &str| Err(failed(StorageErrorKind::NotAFile, url, reason));
@@ -447,24 +444,24 @@ fn check(url: &HttpUrl, response: &Response<Incoming>, ask: Ask<'_>) -> Result<(
     Ok(())
 }
 
-/// The version of an object: its entity tag, else its time of change.
+/// The version of an object: its entity tag, else its modification time.
 fn version(headers: &HeaderMap) -> Option<String> {
     let version = headers.get(ETAG).or_else(|| headers.get(LAST_MODIFIED))?;
     version.to_str().ok().map(str::to_owned)
 }
 
-/// How many bytes an answer promises.
+/// The length stated by a response.
 fn promised(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The size of the whole object, as `Content-Range: bytes 0-9/10` says it.
+/// The size of the whole object, from `Content-Range: bytes 0-9/10`.
 fn whole_size(headers: &HeaderMap) -> Option<u64> {
     let range = headers.get(CONTENT_RANGE)?.to_str().ok()?;
     range.rsplit_once('/')?.1.parse().ok()
 }
 
-/// Reads a short answer to its end, so that its connection serves again.
+/// Reads a short response to its end, so that its connection can be reused.
 async fn drained(response: Response<Incoming>) {
     let mut body = response.into_body();
     let mut read = 0;

@@ -1,4 +1,4 @@
-//! Urls of the web, as browsers read them.
+//! Web urls, parsed as browsers do.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,24 +19,23 @@ impl fmt::Display for HttpUrl {
 }
 
 impl HttpUrl {
-    /// Whether a uri is meant to be one.
+    /// Whether a uri looks like one.
     pub fn is_url(uri: &str) -> bool {
         remote_scheme(uri).is_some_and(|scheme| {
             scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
         })
     }
 
-    /// Reads a url. What follows `#` is not sent.
+    /// Parses a url. The fragment after `#` is not sent.
     ///
     /// # Errors
-    /// Says what is wrong with it. A url with a user or password is refused, as it would stand in
-    /// every row.
+    /// The problem. A url with a user or password is refused, because every row would contain it.
     pub fn parse(uri: &str) -> Result<Self, String> {
         let url = Url::parse(uri).map_err(|error| error.to_string())?;
         Self::new(url)
     }
 
-    /// The url that a relative one means that stands at this one.
+    /// Resolves a relative url against this one.
     ///
     /// # Errors
     /// As [`HttpUrl::parse`].
@@ -66,12 +65,12 @@ impl HttpUrl {
         self.0.scheme()
     }
 
-    /// The host in lower case; an address of version 6 in brackets.
+    /// The host in lower case; IPv6 addresses in brackets.
     pub fn host(&self) -> &str {
         self.0.host_str().unwrap_or_default()
     }
 
-    /// The port, also where it is the scheme's own.
+    /// The port, including the scheme's default.
     pub fn port(&self) -> u16 {
         self.0.port_or_known_default().unwrap_or(0)
     }
@@ -81,13 +80,13 @@ impl HttpUrl {
         self.0.path()
     }
 
-    /// Whether the path may lead out of its folder when the server decodes it.
+    /// Whether the path may leave its folder when the server decodes it.
     pub fn climbs(&self) -> bool {
         let decoded = percent_decode_str(self.path()).decode_utf8_lossy();
         decoded.split(['/', '\\']).any(|name| name == "..")
     }
 
-    /// Scheme, host, and the port unless it is the scheme's own.
+    /// Scheme, host, and the port unless it is the default.
     pub fn origin(&self) -> String {
         match self.0.port() {
             Some(port) => format!("{}://{}:{port}", self.scheme(), self.host()),
@@ -95,7 +94,7 @@ impl HttpUrl {
         }
     }
 
-    /// The address, where the host is one.
+    /// The address, if the host is one.
     pub(super) fn address(&self) -> Option<IpAddr> {
         match self.0.host()? {
             Host::Ipv4(address) => Some(address.into()),

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all.
+//! Atomic file writes.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{StorageError, StorageErrorKind};
 
-/// Creates `dir/name` with what `write` writes, unless it exists. Durable on return.
+/// Creates `dir/name` with the output of `write`, unless it exists. Durable on return.
 ///
-/// The content is written and synced under a hidden name first and then linked, which fails when
-/// the name is taken: that is the create-if-absent of a local file system.
+/// The content is first written and synced under a hidden name and then linked, which fails if the
+/// name is taken: this is create-if-absent on a local file system.
 ///
 /// # Errors
-/// [`LostRace`](StorageErrorKind::LostRace) when the name is taken. Nothing is left behind then.
+/// [`LostRace`](StorageErrorKind::LostRace) if the name is taken. Nothing is left behind then.
 pub(super) fn create_if_absent(
     dir: &Path,
     name: &str,
@@ -42,17 +42,17 @@ pub struct Hidden {
 }
 
 impl Hidden {
-    /// Writes and syncs the file that is to become `dir/name`.
+    /// Writes and syncs the file for `dir/name`.
     ///
     /// # Errors
-    /// When it cannot be written; nothing is left behind then.
+    /// If it cannot be written; nothing is left behind then.
     pub fn write(
         dir: &Path,
         name: &str,
         write: impl FnOnce(&mut BufWriter<File>) -> Result<(), StorageError>,
     ) -> Result<Self, StorageError> {
-        // A pid alone is not unique: two sinks may live in one process, and containers that share
-        // a volume count their pids separately.
+        // A pid alone is not unique: one process may have two sinks, and containers that share a
+        // volume count their pids separately.
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let process = std::process::id();
         let (path, file) = loop {
@@ -73,14 +73,14 @@ impl Hidden {
         Ok(hidden)
     }
 
-    /// Gives the file a second name unless that is taken; `false` if it is.
+    /// Links the file to a second name; `false` if that is taken.
     ///
     /// # Errors
-    /// When the file system has no links, or refuses.
+    /// If the file system has no links, or refuses.
     pub fn link(&self, target: &Path) -> Result<bool, StorageError> {
         match fs::hard_link(&self.path, target) {
             Ok(()) => Ok(true),
-            // NFS may lose the answer to a link that succeeded, and repeat it.
+            // NFS may lose the answer to a successful link, and repeat it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(same_file(&self.path, target))
             }
@@ -102,10 +102,10 @@ impl Hidden {
         }
     }
 
-    /// Takes the place of `target`, whatever is there.
+    /// Replaces `target`.
     ///
     /// # Errors
-    /// When it cannot be renamed.
+    /// If it cannot be renamed.
     pub fn replace(self, target: &Path) -> Result<(), StorageError> {
         fs::rename(&self.path, target).map_err(|error| StorageError::write(target, error))
     }
@@ -113,7 +113,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // It may have been renamed; and the next run removes what is left.
+        // It may have been renamed; otherwise the next run removes it.
         drop(fs::remove_file(&self.path));
     }
 }
@@ -123,10 +123,10 @@ fn same_file(one: &Path, other: &Path) -> bool {
     matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Shows that files can be written to `dir` and linked there; leaves nothing.
+/// Checks that files can be written to `dir` and linked there; leaves nothing.
 ///
 /// # Errors
-/// When they cannot.
+/// If they cannot.
 pub fn probe(dir: &Path) -> Result<(), StorageError> {
     let probe = Hidden::write(dir, "trommel-probe", |_| Ok(()))?;
     let linked = Hidden {
@@ -138,14 +138,14 @@ pub fn probe(dir: &Path) -> Result<(), StorageError> {
 /// Makes the names in a directory durable.
 ///
 /// # Errors
-/// When it cannot be opened or synced.
+/// If it cannot be opened or synced.
 pub fn sync_dir(dir: &Path) -> Result<(), StorageError> {
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .map_err(|error| StorageError::write(dir, error))
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 pub(super) fn remove(path: &Path) -> Result<(), StorageError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -155,7 +155,7 @@ pub(super) fn remove(path: &Path) -> Result<(), StorageError> {
     }
 }
 
-/// Whether a name is one of a hidden file that a crash has left.
+/// Whether a name is that of a hidden file left by a crash.
 pub(super) fn is_leftover(name: &OsStr) -> bool {
     name.to_str()
         .is_some_and(|name| name.starts_with('.') && name.ends_with(".tmp"))

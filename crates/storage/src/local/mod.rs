@@ -18,10 +18,10 @@ use self::files::{create_if_absent, is_leftover, remove};
 use crate::s3::Object;
 use crate::{Get, ObjectStore, StorageError, StorageErrorKind};
 
-/// Files that a listing is ahead of its reader.
+/// Files that a listing buffers ahead of its reader.
 const AHEAD: usize = 256;
 
-/// A folder as a store: keys are paths below it. The folder appears with the first object.
+/// A folder as a store: keys are paths below it. The folder is created with the first object.
 #[derive(Debug, Clone)]
 pub struct LocalStore {
     root: PathBuf,
@@ -101,8 +101,8 @@ impl ObjectStore for LocalStore {
         self.write(key, content, false).await
     }
 
-    /// Between the last look at the file and the rename lies no more than the call: a file system has no
-    /// rename that compares.
+    /// Only the call itself is between the last check of the file and the rename: file systems have
+    /// no compare-and-rename.
     async fn replace(&self, key: &str, old: &Bytes, content: Bytes) -> Result<(), StorageError> {
         let (path, old) = (self.root.join(key), old.clone());
         blocking(move || {
@@ -146,10 +146,10 @@ impl ObjectStore for LocalStore {
     }
 }
 
-/// Whether a file holds `content` already, rather than `old`.
+/// Whether a file already has `content` instead of `old`.
 ///
 /// # Errors
-/// [`LostRace`](StorageErrorKind::LostRace) when it holds neither.
+/// [`LostRace`](StorageErrorKind::LostRace) if it has neither.
 fn holds(path: &Path, old: &Bytes, content: &Bytes) -> Result<bool, StorageError> {
     match fs::read(path) {
         Ok(found) if found == *content => Ok(true),
@@ -176,7 +176,7 @@ async fn blocking<T: Send + 'static>(
 /// Creates a folder. Its name is durable on return.
 ///
 /// # Errors
-/// When it cannot be created or synced.
+/// If it cannot be created or synced.
 pub fn create_dir(dir: &Path) -> Result<(), StorageError> {
     if dir.is_dir() {
         return Ok(());
@@ -225,7 +225,7 @@ fn read(path: &Path, wanted: &Get) -> Result<Bytes, StorageError> {
     Ok(content.into())
 }
 
-/// A file has no version; its size and time stand for one.
+/// A file has no version; its size and time replace it.
 fn etag(metadata: &fs::Metadata) -> String {
     format!(
         "{:x}-{:x}-{:x}",
@@ -235,7 +235,7 @@ fn etag(metadata: &fs::Metadata) -> String {
     )
 }
 
-/// Names in a folder, and whether each is a folder; none where there is no folder.
+/// Names in a folder, and whether each is a folder; empty if the folder does not exist.
 fn entries(dir: &Path) -> Result<Vec<(String, bool)>, StorageError> {
     let failed = |error| StorageError::read(format!("folder {}", dir.display()), error);
     let listed = match fs::read_dir(dir) {
@@ -252,7 +252,7 @@ fn entries(dir: &Path) -> Result<Vec<(String, bool)>, StorageError> {
         .collect()
 }
 
-/// A listing under way.
+/// A listing in progress.
 struct Walk {
     root: PathBuf,
     prefix: String,
@@ -261,7 +261,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Lists what is below a folder, whose key ends with a slash; `None` when the receiver is gone.
+    /// Lists a folder, whose key ends with a slash; `None` if the receiver is gone.
     fn folder(&self, folder: String) -> Option<()> {
         let mut keys: Vec<(String, bool)> = match entries(&self.root.join(&folder)) {
             Ok(entries) => entries
@@ -274,7 +274,7 @@ impl Walk {
                 .collect(),
             Err(error) => return self.found.blocking_send(Err(error)).ok(),
         };
-        // The slash of folders makes this the order of the keys.
+        // The slash of folders gives the order of keys.
         keys.sort_unstable();
         for (key, is_dir) in keys {
             if is_dir {

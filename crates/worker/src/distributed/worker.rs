@@ -1,4 +1,4 @@
-//! A process that holds one or several roles over the broker.
+//! A process with one or several roles over the broker.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,23 +37,23 @@ use crate::{
     WorkerError, metrics, preprocess, request_times,
 };
 
-/// Bytes of a tensor of 224 × 224 pixels, for the model that is not known before its first job.
+/// Bytes of a tensor of 224 × 224 pixels, assumed for a model that is unknown before its first job.
 const USUAL_TENSOR: usize = 3 * 224 * 224;
 /// Longest wait for the broker at the end.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// The way of a tensor from preprocess to infer.
+/// How tensors get from preprocess to infer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HopKind {
     /// Through the broker, to any infer worker.
     #[default]
     Jetstream,
-    /// In memory, for a process that holds both roles.
+    /// In memory, for a process with both roles.
     Local,
 }
 
-/// What a worker process is to be.
+/// The options of a worker process.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
     /// Its roles.
@@ -62,11 +62,11 @@ pub struct WorkerOptions {
     pub model_repository: String,
     /// Where models from a bucket are copied to.
     pub model_cache: PathBuf,
-    /// The way of tensors.
+    /// The hop of tensors.
     pub tensor_hop: HopKind,
-    /// Models that an infer worker keeps warm for requests that serve workers ask it about.
+    /// Models that an infer worker keeps warm for requests of serve workers.
     pub serve: Vec<String>,
-    /// ONNX Runtime's shared library, if it is named.
+    /// ONNX Runtime's shared library, if specified.
     pub onnxruntime: Option<PathBuf>,
 }
 
@@ -80,24 +80,24 @@ pub struct Worker {
     store: JobStore,
     live: Arc<LiveJobs>,
     repository: Arc<Repository>,
-    /// Of the infer role.
+    /// For the infer role.
     engines: Option<Arc<ModelEngines>>,
-    /// Of the preprocess and serve roles.
+    /// For the preprocess and serve roles.
     pool: Option<Arc<PreparePool>>,
     serve: Vec<String>,
-    /// Models of the serve role that infer workers run.
+    /// Models of the serve role on infer workers.
     remote: Mutex<Vec<Arc<RemoteModel>>>,
     presence: Presence,
     readiness: Readiness,
 }
 
 impl Worker {
-    /// Connects and checks everything that the roles need, so that what is missing is reported before
-    /// any work.
+    /// Connects and checks everything that the roles need, so that problems are reported before any
+    /// work.
     ///
     /// # Errors
-    /// When the broker, ONNX Runtime, the device or the model repository is not there or not fit,
-    /// or another worker has another content under a name and version of a model.
+    /// If the broker, ONNX Runtime, the device or the model repository is missing or unsuitable, or
+    /// another worker has different content under the same name and version of a model.
     pub async fn start(config: WorkerConfig, options: WorkerOptions) -> Result<Self, WorkerError> {
         let has = |role| options.roles.contains(&role);
         if options.tensor_hop == HopKind::Local && !(has(Role::Preprocess) && has(Role::Infer)) {
@@ -171,15 +171,16 @@ impl Worker {
         })
     }
 
-    /// What answers requests for these models of the repository. They hold what `rows` says, unless they say
-    /// otherwise.
+    /// What answers requests for these models of the repository. Rows are as in `rows`, unless
+    /// requests differ.
     ///
-    /// A process that holds infer loads the models and answers on the threads and engines of its roles:
-    /// requests go first, jobs have all the rest. One that does not decodes, and asks infer workers.
+    /// A process with infer loads the models and answers on the threads and engines of its roles:
+    /// requests take precedence over jobs. A process without infer decodes, and sends tensors to
+    /// infer workers.
     ///
     /// # Errors
-    /// When the process holds neither serve nor both preprocess and infer, when a model cannot be run,
-    /// or when no message holds its tensors.
+    /// If the process has neither serve nor both preprocess and infer, if a model cannot run, or if
+    /// its tensors do not fit into a message.
     pub async fn answers(
         &self,
         names: &[String],
@@ -226,7 +227,7 @@ impl Worker {
         Answers::on(Arc::clone(pool), models, rows, &self.config)
     }
 
-    /// A model that infer workers run.
+    /// A model on infer workers.
     fn remote(&self, model: &PlannedModel) -> Result<Arc<RemoteModel>, WorkerError> {
         Repository::check_payload(model, self.broker.max_payload())?;
         let shape = model.plan.shape().ok_or_else(|| {
@@ -252,21 +253,21 @@ impl Worker {
         Ok(remote)
     }
 
-    /// The broker that it works with.
+    /// The broker.
     pub fn broker(&self) -> &Broker {
         &self.broker
     }
 
-    /// Whether it is at work, for those who ask from outside.
+    /// The readiness of this process.
     pub fn readiness(&self) -> Readiness {
         self.readiness.clone()
     }
 
-    /// Works until `stop` fires, then finishes what is in flight within `shutdown.drain-timeout` and
-    /// gives the rest back. Calls `ready` once all roles are at work.
+    /// Works until `stop` fires, then finishes work in flight within `shutdown.drain-timeout` and
+    /// returns the rest. Calls `ready` once all roles are working.
     ///
     /// # Errors
-    /// What stops a role for good.
+    /// Errors that stop a role permanently.
     pub async fn run(
         self,
         stop: CancellationToken,
@@ -310,7 +311,7 @@ impl Worker {
         let drained = drained.await.unwrap_or(Err(WorkerError::DrainTimeout {
             after: drain_timeout,
         }));
-        // What was settled last is to reach the server before the process is gone.
+        // The last acks have to reach the server before the process ends.
         if let Ok(Err(error)) = timeout(FLUSH, self.broker.flush()).await {
             tracing::warn!(%error, "the last messages to the broker may be lost");
         }
@@ -343,7 +344,7 @@ impl Worker {
         };
         let engines = self.engines.clone();
         if let Some(engines) = &engines {
-            // A stop does not wait for a model.
+            // A stop does not wait for a model to load.
             let loaded = halt.run_until_cancelled(engines.preload());
             loaded.await.unwrap_or(Ok(()))?;
         }
@@ -394,7 +395,7 @@ impl Worker {
         Ok(engines)
     }
 
-    /// Takes the tensors that serve workers send.
+    /// Accepts tensors from serve workers.
     async fn spawn_tensor_requests(
         &self,
         roles: &mut JoinSet<Result<(), WorkerError>>,
@@ -422,7 +423,7 @@ impl Worker {
         settler: &Settler,
     ) -> Result<(), WorkerError> {
         let (broker, subjects, config) = (&self.broker, &self.subjects, &self.config);
-        // So that workers can be scaled from none by their backlog.
+        // So that workers can be scaled from zero by their backlog.
         let repository = Arc::clone(&self.repository);
         let models = tokio::task::spawn_blocking(move || repository.all_here());
         let models = models.await.map_err(|_| WorkerError::Panicked {
@@ -525,7 +526,7 @@ impl Worker {
     }
 }
 
-/// What this process has done in each of its roles.
+/// The work of this process in each of its roles.
 fn work(roles: &[Role], config: &WorkerConfig, engines: Option<&ModelEngines>) -> Vec<StageWork> {
     let of = |role: &Role| {
         if let (Role::Infer, Some(engines)) = (role, engines) {
