@@ -56,7 +56,7 @@ impl Archive {
         }
         if images == 0 {
             return Err(StorageError::invalid_source(format!(
-                "source {stored} contains no files with the suffix of an image; {}",
+                "source {stored} contains no images (judged by suffix); {}",
                 name_others()
             )));
         }

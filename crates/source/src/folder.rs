@@ -63,13 +63,13 @@ impl Folder {
             Some(first) => {
                 let suffix = first.rsplit_once('.').map_or("", |(_, suffix)| suffix);
                 format!(
-                    "source {root} contains no files with the suffix of an image, but {} lists or archives, such as {first}; give these, as in '{}/**/*.{suffix}'",
+                    "source {root} contains no images (judged by suffix), but {} lists or archives, such as {first}; name them, as in '{}/**/*.{suffix}'",
                     lists.count,
                     root.to_string().trim_end_matches('/')
                 )
             }
             None => format!(
-                "source {root} contains no files with the suffix of an image; {}",
+                "source {root} contains no images (judged by suffix); {}",
                 name_others()
             ),
         })
