@@ -1,5 +1,5 @@
-//! Which cores the threads of an instance stay on: each instance has its own, one a thread, counted
-//! round where there are fewer.
+//! Assigns cores to the threads of instances: each instance has its own, one per thread, wrapping
+//! around if there are too few.
 
 use std::sync::OnceLock;
 
@@ -7,11 +7,10 @@ use core_affinity::CoreId;
 
 use crate::{InferError, InferErrorKind};
 
-/// Keeps this thread on a core: on the first of those of the instance `number`, of which each has
-/// `threads`.
+/// Pins this thread to the first core of instance `number`, each of which has `threads` cores.
 ///
 /// # Errors
-/// [`Settings`](InferErrorKind::Settings) when the system does not keep threads on cores.
+/// [`Settings`](InferErrorKind::Settings) if the system cannot pin threads.
 pub fn pin_thread(number: usize, threads: usize) -> Result<(), InferError> {
     let core = cores().and_then(|cores| share(cores, number, threads).next());
     if core.is_some_and(core_affinity::set_for_current) {
@@ -23,7 +22,7 @@ pub fn pin_thread(number: usize, threads: usize) -> Result<(), InferError> {
     ))
 }
 
-/// The cores of the instance's other threads, as ONNX Runtime writes them; nothing if it has none.
+/// The cores of the instance's other threads, in ONNX Runtime's notation; `None` if it has none.
 pub(crate) fn of_inner_threads(number: usize, threads: usize) -> Option<String> {
     let cores = cores()?;
     let others: Vec<_> = share(cores, number, threads)
@@ -33,7 +32,7 @@ pub(crate) fn of_inner_threads(number: usize, threads: usize) -> Option<String> 
     (!others.is_empty()).then(|| others.join(";"))
 }
 
-/// Those that this process may use: asked once, as a thread that is pinned sees its own core alone.
+/// The cores available to this process, determined once: a pinned thread only sees its own core.
 fn cores() -> Option<&'static [CoreId]> {
     static CORES: OnceLock<Vec<CoreId>> = OnceLock::new();
     let cores = CORES.get_or_init(|| core_affinity::get_core_ids().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! From what a model puts out to an answer for each image.
+//! Turns the output of a model into an answer for each image.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::signature::OutputType;
 use crate::tensor_info::Float;
 use crate::{Head, InferError};
 
-/// Scores the rows of the logits, of which those behind `images` are padding.
+/// Scores the rows of the logits; those after `images` are padding.
 pub(crate) fn scores(
     model: &Classifier,
     output: &DynTensor,
@@ -49,20 +49,20 @@ fn scores_of<F: Float + PrimitiveTensorElementType>(
         .chunks_exact(classes)
         .zip(images)
         .map(|(logits, image)| match image.wanted.head {
-            // Its job names others.
+            // Its job has other labels.
             Some(_) => Ok(Scores::default()),
             None => scorer.score(logits, &image.wanted),
         })
         .collect())
 }
 
-/// Answers without classes, which are added by [`embeddings`].
+/// Answers without classes, which [`embeddings`] adds.
 pub(crate) fn without_classes(images: &[Image]) -> Vec<Result<Scores, InferError>> {
     images.iter().map(|_| Ok(Scores::default())).collect()
 }
 
-/// Adds the vector of each image that wants it to its scores, and the classes of labels that its job
-/// names. Padding comes last, and falls away here.
+/// Adds each requested embedding, and the classes of labels from its job, to the scores of an
+/// image. Padding comes last, and is ignored here.
 pub(crate) fn embeddings(
     model: &Classifier,
     output: &DynTensor,
@@ -105,7 +105,8 @@ pub(crate) fn embeddings(
     Ok(())
 }
 
-/// The logits of the images whose job names labels: one product for all neighbours of the same job.
+/// The logits of images whose job has its own labels: one product for neighbouring images of the
+/// same job.
 fn logits(
     model: &Classifier,
     vectors: &[&[f32]],
@@ -135,14 +136,14 @@ fn logits(
     Ok(all)
 }
 
-/// An embedding as its row has it.
+/// An embedding as stored in its row.
 fn kept(vector: &[f32], scaled: bool, kept: EmbeddingType) -> Result<Vec<f32>, String> {
     let mut vector = vector.to_vec();
     if scaled {
         normalize(&mut vector);
     }
     if kept == EmbeddingType::Float16 {
-        // The same in all formats: those of text have no half precision.
+        // The same in all formats: text formats have no half precision.
         for value in &mut vector {
             *value = half::f16::from_f32(*value).to_f32();
         }
@@ -155,8 +156,7 @@ fn kept(vector: &[f32], scaled: bool, kept: EmbeddingType) -> Result<Vec<f32>, S
     }
 }
 
-/// The vectors of the images that were computed, padding included, one after the other, and the values of
-/// each.
+/// The embeddings of the computed images, including padding, concatenated, and their length.
 fn vectors<F: Float + PrimitiveTensorElementType>(
     model: &Classifier,
     output: &DynTensor,

@@ -11,25 +11,25 @@ use crate::wanted::Resolved;
 pub(crate) struct Image {
     /// HWC bytes of the model's shape.
     pub(crate) pixels: Bytes,
-    /// What its row holds.
+    /// Row options.
     pub(crate) wanted: Arc<Resolved>,
 }
 
-/// What runs a batch. One belongs to one thread.
+/// Runs batches. Each belongs to one thread.
 pub(crate) trait Backend: Send {
-    /// Classifies `images`, at least one and at most the largest batch. Gives one outcome an image,
-    /// in their order.
+    /// Classifies `images`, at least one and at most the largest batch. Returns one outcome per
+    /// image, in order.
     ///
     /// # Errors
-    /// When the batch as a whole failed, so that nothing is known about any of its images.
+    /// If the batch failed as a whole, so that nothing is known about any image.
     fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError>;
 
-    /// The images that a run over `images` of them computes, padding counted.
+    /// Number of images computed for `images`, including padding.
     fn computed(&self, images: usize) -> usize {
         images
     }
 
-    /// Whether it has memory for each size of batch, which it takes at warm-up.
+    /// Whether it allocates memory for each batch size, at warm-up.
     fn keeps_sizes(&self) -> bool {
         false
     }
@@ -37,19 +37,19 @@ pub(crate) trait Backend: Send {
     /// Runs a batch of black images.
     ///
     /// # Errors
-    /// When the model cannot run a batch of `images`.
+    /// If the model cannot run a batch of `images`.
     fn blank(&mut self, images: usize) -> Result<(), InferError>;
 
-    /// Runs batches of black images, so that the first real one finds memory and kernels ready.
+    /// Runs batches of black images, so that memory and kernels are ready for the first real one.
     ///
     /// # Errors
-    /// When the model cannot run a batch of up to `images`.
+    /// If the model cannot run a batch of up to `images`.
     fn warm_up(&mut self, images: usize) -> Result<(), InferError>;
 
-    /// Ends the profile of a session that was opened with one; gives its file.
+    /// Ends the profile of a session opened for profiling; returns its file.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is none.
     fn end_profiling(&mut self) -> Result<String, InferError>;
 }
 

@@ -16,63 +16,62 @@ use crate::scores::Scorer;
 use crate::signature::Layout;
 use crate::{InferError, InferErrorKind};
 
-/// Held for writing while a GPU's work is recorded, by whoever else uses a GPU for reading: CUDA lets a
-/// recording fail when another thread takes memory or waits for the device meanwhile.
+/// Locked for writing while a GPU's work is recorded, and for reading by all others that use a GPU:
+/// in CUDA a recording fails if another thread allocates memory or waits for the device meanwhile.
 pub(crate) static RECORDING: RwLock<()> = RwLock::new(());
 
-/// A model between two small graphs that take pixels and give few numbers, with tensors that stay
-/// where they are: a set for each size of batch, so that a device may record what it does with them
-/// and play it again.
+/// A model between two small graphs that take pixels and return few numbers, with tensors at fixed
+/// addresses: one set per batch size, so that a device can record its work and replay it.
 ///
-/// The first graph copies pixels from the processor's memory to the device, the last one the answers
-/// back. Two of these on one device copy and compute at the same time.
+/// The first graph copies pixels from host memory to the device, the last one copies the answers
+/// back. Two instances on one device overlap copies and computation.
 pub(crate) struct BoundBackend {
     model: Arc<Classifier>,
-    /// Which instance this is.
+    /// The number of the instance.
     number: usize,
     sessions: Sessions,
     reopen: Reopen,
-    /// Classes that the device chooses, if it does.
+    /// Number of classes that the device chooses, if it does.
     best: Option<usize>,
     buckets: Buckets,
-    /// Those that have been used, each made when it first was.
+    /// The sets used so far, each created on first use.
     sets: Vec<TensorSet>,
     scorer: Scorer,
     sides: Sides,
 }
 
-/// Opens all sessions once more, of which a GPU records none.
+/// Opens all sessions again, without recording.
 type Reopen = Box<dyn Fn() -> Result<Sessions, InferError> + Send>;
 
-/// The graphs, in the order in which they run.
+/// The graphs, in execution order.
 pub(crate) struct Sessions {
     pub(crate) before: Session,
     pub(crate) model: Session,
     pub(crate) behind: Session,
-    /// Whether a GPU records what it does for the model.
+    /// Whether a GPU records its work for the model.
     pub(crate) graphs: bool,
 }
 
-/// Where tensors lie.
+/// Where tensors are.
 struct Sides {
-    /// Memory of the processor that the device reads and writes without its help.
+    /// Host memory that the device accesses directly.
     host: Allocator,
     device: Allocator,
 }
 
-/// The tensors for one size of batch, and how each graph is tied to them.
+/// The tensors for one batch size, and the bindings of each graph.
 struct TensorSet {
     batch: usize,
-    /// `u8[batch, H, W, 3]`, on the processor's side.
+    /// `u8[batch, H, W, 3]`, in host memory.
     pixels: Tensor<u8>,
     before: IoBinding,
     model: IoBinding,
     behind: IoBinding,
-    /// What the last graph gives, on the processor's side.
+    /// Output of the last graph, in host memory.
     outputs: Vec<DynTensor>,
-    /// Whether it has been run, and recorded if that is done.
+    /// Whether it has been run, and recorded if applicable.
     is_used: bool,
-    /// For the run before the recording.
+    /// For the run before recording.
     unrecorded: RunOptions<NoSelectedOutputs>,
     recorded: RunOptions<NoSelectedOutputs>,
 }
@@ -98,7 +97,7 @@ impl BoundBackend {
         })
     }
 
-    /// The place of the set for a batch of `images`; it is made if need be.
+    /// The set for a batch of `images`, created if necessary.
     fn place(&mut self, images: usize) -> Result<usize, InferError> {
         let batch = self.buckets.of(images);
         if let Some(place) = self.sets.iter().position(|set| set.batch == batch) {
@@ -158,7 +157,7 @@ impl BoundBackend {
             behind.bind_output(name, &mut output)?;
             outputs.push(output);
         }
-        // CUDA keeps one recording for each number, and none for -1; other devices read neither.
+        // CUDA keeps one recording per number, and none for -1; other devices ignore it.
         let options = |number: &str| {
             let mut options = RunOptions::new()?;
             options.set("gpu_graph_id", number)?;
@@ -177,8 +176,8 @@ impl BoundBackend {
         })
     }
 
-    /// Runs `images` in a set for at least `least` of them. A set that the device has no memory for
-    /// is given up.
+    /// Runs `images` in a set for at least `least` of them. A set that does not fit into the
+    /// device's memory is dropped.
     fn compute(
         &mut self,
         images: &[Image],
@@ -227,7 +226,7 @@ impl BoundBackend {
         Ok(outcomes)
     }
 
-    /// Runs batches of all sizes that there will be.
+    /// Runs batches of all sizes.
     fn run_all_sizes(&mut self, images: usize) -> Result<(), InferError> {
         for batch in self.buckets.up_to(images) {
             self.blank(batch)
@@ -254,8 +253,7 @@ impl Backend for BoundBackend {
         self.compute(&[], images).map(drop)
     }
 
-    /// Records all sizes of batch that there will be, where that is done. What cannot be recorded is
-    /// only found out here.
+    /// Records all batch sizes, if applicable. Only this shows whether recording works.
     fn warm_up(&mut self, images: usize) -> Result<(), InferError> {
         match self.run_all_sizes(images) {
             Err(error) if self.sessions.graphs && !error.is_fatal() => {
@@ -291,7 +289,7 @@ impl Sides {
 }
 
 impl TensorSet {
-    /// Writes the HWC pixels of `images`, and zeros behind them.
+    /// Writes the HWC pixels of `images`, followed by zeros.
     fn write(&mut self, images: &[Image], model: &Classifier) -> Result<(), InferError> {
         debug_assert!(images.len() <= self.batch, "a set that they fit into");
         let (_, pixels) = self
@@ -306,7 +304,7 @@ impl TensorSet {
         Ok(())
     }
 
-    /// The first run takes memory, and where recording is done the second one records.
+    /// The first run allocates memory, and the second one records, if applicable.
     fn run(&mut self, sessions: &mut Sessions) -> ort::Result<()> {
         let graphs = sessions.graphs;
         if graphs && !self.is_used {
@@ -326,7 +324,7 @@ impl TensorSet {
             true => &self.recorded,
             false => &self.unrecorded,
         };
-        // This is what copies them to a device.
+        // This copies them to a device.
         self.before.bind_input(PIXELS, &self.pixels)?;
         sessions.before.run_binding(&self.before)?;
         sessions

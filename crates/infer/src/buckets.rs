@@ -1,7 +1,7 @@
-/// The sizes of batch that a device sees: a batch is padded to the next of them. Few shapes mean
-/// few CUDA graphs and one profile for TensorRT.
+/// The batch sizes that a device sees: a batch is padded to the next one. Few shapes mean few CUDA
+/// graphs and one profile for TensorRT.
 ///
-/// Powers of two, and the largest size itself; of a model of a fixed batch that one alone.
+/// Powers of two, and the largest size itself; for a model with a fixed batch only that one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Buckets {
     sizes: Vec<usize>,
@@ -19,13 +19,13 @@ impl Buckets {
         Self { sizes }
     }
 
-    /// The smallest that `images` fit into, or `images` itself where none is so large.
+    /// The smallest size for `images`, or `images` itself if none is large enough.
     pub(crate) fn of(&self, images: usize) -> usize {
         let place = self.sizes.partition_point(|size| *size < images);
         self.sizes.get(place).copied().unwrap_or(images)
     }
 
-    /// Those for batches of up to `images`, in rising order.
+    /// The sizes for batches of up to `images`, in rising order.
     pub(crate) fn up_to(&self, images: usize) -> impl Iterator<Item = usize> + use<> {
         let last = self.of(images);
         let sizes = self.sizes.clone().into_iter();

@@ -1,7 +1,7 @@
-//! How large batches should be, found out by trying.
+//! Finds the best batch size by measuring.
 //!
 //! On CPUs small batches are often the fastest, because their tensors stay in the caches; on GPUs
-//! large ones are. By how much depends on model and machine.
+//! large ones are. The difference depends on model and machine.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,21 +9,22 @@ use std::time::{Duration, Instant};
 use crate::backend::Backend;
 use crate::{BatchRate, Device, InferError, InferErrorKind, Model};
 
-/// Sizes that are tried one after the other.
+/// Sizes to try, in order.
 const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// The largest size that is tried on a CPU.
+/// The largest size tried on a CPU.
 const LARGEST_ON_CPU: usize = 16;
-/// Time that a size is tried, at least for one batch.
+/// Duration of the measurement of a size, at least one batch.
 const TRIED: Duration = Duration::from_millis(60);
-/// A size that would take longer than this, by the best one so far, is not tried, nor larger ones.
+/// A size that would take longer than this, judging by the best one so far, is not tried, nor are
+/// larger ones.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How much faster a larger batch has to be: it takes more memory, and images wait for it longer.
+/// Minimum advantage of a larger batch: it takes more memory, and images wait for it longer.
 const GAIN: f64 = 1.01;
-/// Once a batch is this much slower than the best one, no larger one is tried.
+/// Once a batch is this much slower than the best one, larger ones are not tried.
 const LOSS: f64 = 0.92;
 
 impl Device {
-    /// The largest batch that [`Model::best_batch`] gives for this device.
+    /// The largest batch that [`Model::best_batch`] returns for this device.
     pub fn largest_batch(self) -> usize {
         match self {
             Self::Cpu => LARGEST_ON_CPU,
@@ -33,14 +34,14 @@ impl Device {
 }
 
 impl Model {
-    /// The size of batch at which `instances` sessions side by side classify the most images a
-    /// second; the smallest where several are about as fast. Of a model of a fixed batch that one.
+    /// The batch size at which `instances` parallel sessions classify the most images per second;
+    /// among similar sizes the smallest. For a model with a fixed batch, that one.
     ///
-    /// Blocks: for a third of a second with a fast model, for a few seconds with a slow one, of which
-    /// large batches are not tried. Sizes that the device has no memory for are passed over.
+    /// Blocks: for a third of a second with a fast model, for a few seconds with a slow one, for
+    /// which large batches are skipped. Sizes that do not fit into the device's memory are skipped.
     ///
     /// # Errors
-    /// When a session cannot be opened, or the model fails on a single image.
+    /// If a session cannot be opened, or the model fails on a single image.
     pub fn best_batch(&self, instances: usize) -> Result<usize, InferError> {
         if let Some(fixed) = self.fixed_batch() {
             return Ok(fixed);
@@ -53,11 +54,12 @@ impl Model {
 }
 
 impl Model {
-    /// The throughput of `instances` sessions side by side in batches of `batch`, measured for `time`;
+    /// The throughput of `instances` parallel sessions in batches of `batch`, measured for `time`;
     /// the milliseconds are those of one batch while all sessions work. Blocks.
     ///
     /// # Errors
-    /// When a session cannot be opened, or the model fails on such a batch: also for want of memory.
+    /// If a session cannot be opened, or the model fails on such a batch, such as for lack of
+    /// memory.
     pub fn rate_side_by_side(
         &self,
         instances: usize,
@@ -89,8 +91,8 @@ impl Model {
     }
 }
 
-/// The smallest of the fastest sizes, which come in rising order; `rate` gives images a second of
-/// all instances.
+/// The smallest of the fastest sizes, which come in rising order; `rate` returns images per second
+/// of all instances.
 fn fastest(
     sizes: impl Iterator<Item = usize>,
     instances: usize,
@@ -98,7 +100,7 @@ fn fastest(
 ) -> Result<usize, InferError> {
     let (mut best, mut best_rate) = (1, 0.0);
     for size in sizes {
-        // Two batches, the first of which takes memory.
+        // Two batches, the first of which allocates memory.
         let seconds = (2 * size * instances) as f64 / best_rate;
         if best_rate > 0.0 && seconds > PATIENCE.as_secs_f64() {
             break;
@@ -122,7 +124,7 @@ fn fastest(
     Ok(best)
 }
 
-/// Images a second with all backends at work, after a batch that takes memory.
+/// Images per second with all backends busy, after a batch that allocates memory.
 fn rate(backends: &mut [Box<dyn Backend>], size: usize, time: Duration) -> Result<f64, InferError> {
     let one = |backend: &mut Box<dyn Backend>| {
         backend.blank(size)?;
@@ -155,7 +157,7 @@ fn rate(backends: &mut [Box<dyn Backend>], size: usize, time: Duration) -> Resul
 mod tests {
     use super::*;
 
-    /// What is chosen where the sizes from 1 on have these rates; 0 stands for no memory.
+    /// The choice if the sizes from 1 on have these rates; 0 means out of memory.
     fn best(rates: &[f64]) -> Result<usize, InferErrorKind> {
         let rate = |size: usize| match rates[size.ilog2() as usize] {
             0.0 => Err(InferError::new(InferErrorKind::OutOfMemory, "no room")),
@@ -171,7 +173,7 @@ mod tests {
         assert_eq!(best(&[100.0, 100.0, 99.0, 95.0, 104.0]), Ok(16));
         // A batch of four would take nearly three seconds.
         assert_eq!(best(&[5.0, 6.0, 100.0]), Ok(2));
-        // Beyond a clear loss nothing is tried.
+        // After a clear loss nothing is tried.
         assert_eq!(best(&[100.0, 120.0, 90.0, 500.0]), Ok(2));
         assert_eq!(best(&[100.0, 200.0, 300.0, 0.0]), Ok(4));
         assert_eq!(best(&[0.0]), Err(InferErrorKind::OutOfMemory));

@@ -11,7 +11,7 @@ use crate::towers::TextFiles;
 use crate::wanted::{Resolved, Wanted};
 use crate::{Activation, Head, InferError, InferErrorKind, ModelOptions, Runtime, Texts};
 
-/// What is known about a checked model, and how its errors read. Holds no session.
+/// A checked model and the texts of its errors. Holds no session.
 #[derive(Debug)]
 pub(crate) struct Classifier {
     pub(crate) runtime: Runtime,
@@ -19,33 +19,33 @@ pub(crate) struct Classifier {
     pub(crate) version: Arc<str>,
     pub(crate) graph: Graph,
     pub(crate) signature: Signature,
-    /// Where it gives embeddings, or why it gives none.
+    /// Its output of embeddings, or why it has none.
     pub(crate) embedding: Result<Embedding, InferError>,
-    /// Why it has no classes, in that case.
+    /// Why it has no classes, if so.
     pub(crate) unlabelled: Option<InferError>,
-    /// Its text tower, or why it has no text tower.
+    /// Its text tower, or why it has none.
     pub(crate) texts: Result<TextFiles, InferError>,
     pub(crate) heads: Heads,
     pub(crate) labels: Arc<[Arc<str>]>,
     pub(crate) activation: Activation,
-    /// Those of its folder, one a class.
+    /// Thresholds from its folder, one per class.
     pub(crate) thresholds: Option<Arc<[f32]>>,
     pub(crate) normalization: Normalization,
     pub(crate) shape: Shape,
     pub(crate) options: ModelOptions,
 }
 
-/// What label sets came to lately, as few jobs send many images.
+/// Heads of recent label sets, as few jobs send many images.
 #[derive(Debug, Default)]
 pub(crate) struct Heads(Mutex<Vec<(LabelSet, Arc<Made>)>>);
 
 type Made = OnceLock<Result<Arc<Head>, InferError>>;
 
 impl Heads {
-    /// Sets that are remembered.
+    /// Number of cached sets.
     const MOST: usize = 8;
 
-    /// The place for a set's head.
+    /// The slot of a set's head.
     fn place(&self, set: &LabelSet) -> Arc<Made> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, made)) = known.iter().find(|(other, _)| other == set) {
@@ -61,12 +61,12 @@ impl Heads {
 }
 
 impl Classifier {
-    /// Whether it gives classes of its own.
+    /// Whether it has its own classes.
     pub(crate) fn has_classes(&self) -> bool {
         !self.labels.is_empty()
     }
 
-    /// What gives the classes of a set, made when it is first asked for.
+    /// The head of a set, computed on first use.
     fn head(&self, set: &LabelSet) -> Result<Arc<Head>, InferError> {
         let place = self.heads.place(set);
         let made = place.get_or_init(|| {
@@ -94,7 +94,8 @@ impl Classifier {
         Scorer::new(Arc::clone(&self.labels), self.activation)
     }
 
-    /// How many classes the device chooses itself, by softmax; none if all logits may be needed.
+    /// Number of classes that the device chooses itself, by softmax; `None` if all logits may be
+    /// needed.
     pub(crate) fn best_on_device(&self) -> Option<usize> {
         let capacity = &self.options.capacity;
         let all_needed =
@@ -102,13 +103,13 @@ impl Classifier {
         (!all_needed).then(|| capacity.classes(self.labels.len()))
     }
 
-    /// The embeddings that a fused model gives, if it is to give them.
+    /// The embeddings output of a fused model, if requested.
     pub(crate) fn bound_embedding(&self) -> Option<&Embedding> {
         let embedding = self.embedding.as_ref().ok();
         embedding.filter(|_| self.options.capacity.embedding || !self.has_classes())
     }
 
-    /// Whether rows may be as `wanted` with the sessions that the options open.
+    /// Whether rows may be as `wanted` with the sessions opened by the options.
     pub(crate) fn covers(&self, wanted: &Wanted) -> bool {
         if !self.options.is_fused() {
             return true;
@@ -124,10 +125,10 @@ impl Classifier {
             })
     }
 
-    /// What `wanted` means for this model.
+    /// The meaning of `wanted` for this model.
     ///
     /// # Errors
-    /// When the model cannot give it, or the engine was not opened for it.
+    /// If the model does not support it, or the engine was not opened for it.
     pub(crate) fn resolve(&self, wanted: &Wanted) -> Result<Resolved, InferError> {
         if wanted.needs_embedding() {
             self.embedding.as_ref().map_err(InferError::clone)?;
@@ -161,12 +162,12 @@ impl Classifier {
         self.signature.fixed_batch.map(Into::into)
     }
 
-    /// The images that a run over `images` of them computes.
+    /// Number of images computed for `images`.
     pub(crate) fn computed(&self, images: usize) -> usize {
         self.signature.fixed_batch.map_or(images, Into::into)
     }
 
-    /// The error for a run over `images` images that ONNX Runtime refused.
+    /// The error for a run over `images` images that ONNX Runtime rejected.
     pub(crate) fn run_error(&self, error: &ort::Error, images: usize) -> InferError {
         let devices = &self.options.devices;
         let text = error.to_string();
@@ -201,13 +202,13 @@ impl Classifier {
         )
     }
 
-    /// Ends the profile of a session that was opened with one; gives its file.
+    /// Ends the profile of a session opened for profiling; returns its file.
     pub(crate) fn end_profiling(&self, session: &mut Session) -> Result<String, InferError> {
         let ended = session.end_profiling();
         ended.map_err(|error| self.failed(&reason(&error)))
     }
 
-    /// The error for a run that came to nothing.
+    /// The error for a run without a usable result.
     pub(crate) fn failed(&self, why: &str) -> InferError {
         InferError::new(
             InferErrorKind::ModelFailed,

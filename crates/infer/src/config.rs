@@ -18,7 +18,7 @@ pub enum Activation {
     /// The classes exclude each other; their scores add up to 1.
     #[default]
     Softmax,
-    /// Each class is a yes or no of its own, with a score from 0 to 1.
+    /// Each class is independent, with a score from 0 to 1.
     Sigmoid,
     /// The model's output is used as the scores, unchanged.
     None,
@@ -37,23 +37,23 @@ impl fmt::Display for Activation {
 /// What the files next to a model say about its output.
 #[derive(Debug)]
 pub(crate) struct ModelConfig {
-    /// The model's file, if it is not looked for.
+    /// The model's file, if specified.
     pub(crate) file: Option<PathBuf>,
-    /// The name of class `i` is at place `i`; none for a model without classes.
+    /// The names of the classes, in order; empty for a model without classes.
     pub(crate) labels: Arc<[Arc<str>]>,
-    /// What these names were read from, for people.
+    /// Where these names come from, for people.
     pub(crate) labels_from: String,
-    /// The file that they were read from, if not from the configuration itself.
+    /// The file that they come from, if not the configuration itself.
     pub(crate) label_file: Option<PathBuf>,
-    /// What `trommel.toml` says.
+    /// From `trommel.toml`.
     pub(crate) set_activation: Option<Activation>,
-    /// What `problem_type` in `config.json` means.
+    /// From `problem_type` in `config.json`.
     problem: Option<Activation>,
-    /// Name of the output that holds embeddings, if it is not looked for.
+    /// Name of the embeddings output, if specified.
     pub(crate) embedding: Option<String>,
-    /// The score that class `i` has to reach is at place `i`, if any has to.
+    /// The threshold of each class, if any has one.
     pub(crate) thresholds: Option<Arc<[f32]>>,
-    /// Why the folder has no labels, in that case.
+    /// Why the folder has no labels, if so.
     pub(crate) unlabelled: Option<InferError>,
 }
 
@@ -82,7 +82,7 @@ enum LabelsSetting {
     File(PathBuf),
 }
 
-/// The fields of a Hugging Face or timm `config.json` that matter here.
+/// The relevant fields of a Hugging Face or timm `config.json`.
 #[derive(Debug, Default, Deserialize)]
 struct HubConfig {
     id2label: Option<BTreeMap<String, serde_json::Value>>,
@@ -97,14 +97,14 @@ struct PretrainedConfig {
     num_classes: Option<usize>,
 }
 
-/// Where the labels of a model without classes come from.
+/// Where labels of a model without classes come from.
 const UNNAMED: &str = "no file, as it has no classes";
 
 impl ModelConfig {
     /// Reads `config.json` and `trommel.toml` in `dir`; the latter wins.
     ///
     /// # Errors
-    /// When one of them is malformed, or no class has a name by them.
+    /// If one of them is malformed, or a class has no name.
     pub(crate) fn read(dir: &Path) -> Result<Self, InferError> {
         let overrides = Overrides::read(&dir.join("trommel.toml"))?;
         let path = dir.join("config.json");
@@ -158,10 +158,11 @@ impl ModelConfig {
 }
 
 impl ModelConfig {
-    /// How the output of a graph that ends so becomes scores, and why, for people.
+    /// How the output of a graph with this ending becomes scores, and why, for people.
     ///
-    /// What `trommel.toml` says; else nothing where the graph has done it already; else as Transformers'
-    /// pipeline does: sigmoid for several labels an image and for a single class, softmax otherwise.
+    /// As `trommel.toml` says; else unchanged if the graph has an activation already; else as
+    /// Transformers' pipeline does: sigmoid for multi-label models and for a single class, softmax
+    /// otherwise.
     pub(crate) fn activation(&self, ending: Option<&Ending>) -> (Activation, String) {
         let because = |activation, why: &str| (activation, why.to_owned());
         match (self.set_activation, ending, self.problem) {
@@ -204,7 +205,7 @@ impl Overrides {
         Ok(sections.model)
     }
 
-    /// The threshold of each class; 0, which every score reaches, for one without.
+    /// The threshold of each class; without one 0, which every score reaches.
     fn thresholds(&self, labels: &[Arc<str>]) -> Result<Option<Arc<[f32]>>, String> {
         if self.threshold.is_none() && self.thresholds.is_empty() {
             return Ok(None);
@@ -230,7 +231,7 @@ impl LabelsSetting {
 }
 
 impl HubConfig {
-    /// What `problem_type` means, if it is there.
+    /// The meaning of `problem_type`, if present.
     fn activation(&self, path: &Path) -> Result<Option<Activation>, InferError> {
         match self.problem_type.as_deref() {
             None => Ok(None),
@@ -247,7 +248,7 @@ impl HubConfig {
         }
     }
 
-    /// The names, and what they were read from.
+    /// The names, and where they come from.
     fn labels(&self, path: &Path) -> Result<Option<(Vec<String>, String)>, InferError> {
         let from = |labels: Vec<String>, from: &str| Some((labels, from.to_owned()));
         if let Some(id2label) = &self.id2label {
@@ -274,7 +275,7 @@ impl HubConfig {
     }
 }
 
-/// The names in the order of their numbers, which must be `0..N`.
+/// The names in order of their numbers, which must be `0..N`.
 fn dense(id2label: &BTreeMap<String, serde_json::Value>) -> Result<Vec<String>, String> {
     let mut labels = vec![None; id2label.len()];
     for (id, label) in id2label {
@@ -291,7 +292,7 @@ fn dense(id2label: &BTreeMap<String, serde_json::Value>) -> Result<Vec<String>, 
             })?;
         *place = Some(text(label).ok_or_else(|| format!("id2label[{id:?}] is no text"))?);
     }
-    // As many distinct places were filled as there are.
+    // As many distinct positions were filled as there are.
     Ok(labels.into_iter().flatten().collect())
 }
 

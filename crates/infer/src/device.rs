@@ -15,39 +15,39 @@ pub enum Device {
     /// The processor.
     #[default]
     Cpu,
-    /// The NVIDIA GPU with this number, by ONNX Runtime's CUDA kernels.
+    /// The NVIDIA GPU with this number, with ONNX Runtime's CUDA kernels.
     Cuda(u32),
-    /// The NVIDIA GPU with this number, by a TensorRT engine, and by CUDA kernels what TensorRT
-    /// cannot run.
+    /// The NVIDIA GPU with this number, with a TensorRT engine, and CUDA kernels for operators that
+    /// TensorRT lacks.
     TensorRt(u32),
 }
 
-/// The devices that a model's sessions are shared out over in turn: one or several of a kind.
+/// The devices over which a model's sessions are distributed in turn: one or several of a kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Devices(Vec<Device>);
 
-/// In how many bits TensorRT computes.
+/// The precision of TensorRT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
-    /// As the model says.
+    /// As in the model.
     #[default]
     Model,
-    /// 16-bit floats wherever that is faster.
+    /// 16-bit floats wherever they are faster.
     Fp16,
-    /// The 8-bit integers of a quantised model, and 16-bit floats around them.
+    /// The 8-bit integers of a quantised model, and 16-bit floats elsewhere.
     Int8,
 }
 
-/// How a GPU is to run a session.
+/// Settings of a session on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuOptions {
-    /// Whether what a run does is recorded and played again.
+    /// Whether to record and replay its work.
     pub(crate) graphs: bool,
-    /// Most bytes of the device's memory that its arena takes.
+    /// Largest arena in the device's memory, in bytes.
     pub(crate) memory_limit: Option<usize>,
     pub(crate) precision: Precision,
-    /// Folder for the engines that TensorRT builds.
+    /// Folder for TensorRT's engines.
     pub(crate) cache: Option<PathBuf>,
     /// The model's input and its shape without the batch.
     pub(crate) input: String,
@@ -56,7 +56,7 @@ pub(crate) struct GpuOptions {
     pub(crate) batches: (usize, usize),
 }
 
-/// A kind of memory that tensors lie in.
+/// A kind of memory for tensors.
 #[derive(Debug)]
 pub(crate) struct Memory {
     of: AllocationDevice<'static>,
@@ -75,15 +75,15 @@ impl Memory {
     }
 }
 
-/// Options of an execution provider, by their names in ONNX Runtime's documentation.
+/// Options of an execution provider, named as in ONNX Runtime's documentation.
 type ProviderOptions = Vec<(&'static str, String)>;
 
 impl Device {
-    /// Reads `cpu`, `cuda:N` or `tensorrt:N`; `cuda` alone is `cuda:0`, `tensorrt` likewise.
+    /// Parses `cpu`, `cuda:N` or `tensorrt:N`; `cuda` means `cuda:0`, likewise `tensorrt`.
     ///
     /// # Errors
-    /// When `text` is none of these. Whether the device is there is found out by
-    /// [`Model::open`](crate::Model::open).
+    /// If `text` is none of these. [`Model::open`](crate::Model::open) checks whether the device
+    /// exists.
     pub fn parse(text: &str) -> Result<Self, InferError> {
         let (name, number) = text
             .split_once(':')
@@ -100,12 +100,12 @@ impl Device {
         }
     }
 
-    /// Whether it has memory of its own.
+    /// Whether it has its own memory.
     pub fn is_gpu(self) -> bool {
         self != Self::Cpu
     }
 
-    /// The same device for a graph that is not worth building an engine for.
+    /// The same device for a graph too small for an engine.
     pub(crate) fn without_engines(self) -> Self {
         match self {
             Self::TensorRt(number) => Self::Cuda(number),
@@ -113,7 +113,8 @@ impl Device {
         }
     }
 
-    /// Makes sessions run here, or says why they cannot: a session never runs elsewhere instead.
+    /// Configures sessions to run here, or returns why they cannot: a session never runs elsewhere
+    /// instead.
     pub(crate) fn apply(
         self,
         builder: SessionBuilder,
@@ -128,8 +129,8 @@ impl Device {
             .map_err(|error| self.unavailable(&error))
     }
 
-    /// The execution providers to register, the first first; none for the processor. What none of them
-    /// can run of a graph is left to the processor, as ONNX Runtime does it.
+    /// The execution providers to register, in order; none for the CPU. ONNX Runtime runs operators
+    /// that none of them supports on the CPU.
     fn providers(
         self,
         options: Option<&GpuOptions>,
@@ -155,8 +156,7 @@ impl Device {
         })
     }
 
-    /// Where tensors for it lie on the processor's side, page-locked for a GPU, which then copies
-    /// them by itself.
+    /// Where its tensors are on the host, page-locked for a GPU, which can then copy them itself.
     pub(crate) fn host_memory(self) -> Memory {
         match self {
             Self::Cpu => self.memory(),
@@ -168,11 +168,11 @@ impl Device {
         }
     }
 
-    /// Where they lie on its own side; for the processor that is the same.
+    /// Where they are on the device; the same for the CPU.
     pub(crate) fn memory(self) -> Memory {
         let (of, number) = match self {
             Self::Cpu => (AllocationDevice::CPU, 0),
-            // A number too large has been refused by `providers`.
+            // `providers` has refused numbers that are too large.
             Self::Cuda(number) | Self::TensorRt(number) => (
                 AllocationDevice::CUDA,
                 i32::try_from(number).unwrap_or(i32::MAX),
@@ -185,7 +185,7 @@ impl Device {
         }
     }
 
-    /// The error for a device that ONNX Runtime refused.
+    /// The error for a device that ONNX Runtime rejected.
     pub(crate) fn unavailable(self, why: &impl fmt::Display) -> InferError {
         InferError::new(
             InferErrorKind::Device,
@@ -203,10 +203,10 @@ impl Device {
 }
 
 impl Devices {
-    /// Reads devices of one kind, separated by commas, such as `cpu` or `cuda:0,cuda:1`.
+    /// Parses devices of one kind, separated by commas, such as `cpu` or `cuda:0,cuda:1`.
     ///
     /// # Errors
-    /// When one is no device, comes twice, or is of another kind than the first.
+    /// If one is invalid, repeated, or of another kind than the first.
     pub fn parse(text: &str) -> Result<Self, InferError> {
         let refused = |why: &dyn fmt::Display| Err(InferError::new(InferErrorKind::Settings, why));
         let mut devices: Vec<Device> = Vec::new();
@@ -233,7 +233,7 @@ impl Devices {
         self.0[number % self.0.len()]
     }
 
-    /// How many there are, at least 1.
+    /// Number of devices, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "there is always one")]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -253,7 +253,7 @@ impl From<Device> for Devices {
 
 impl GpuOptions {
     fn cuda(&self, device: Device) -> ProviderOptions {
-        // Behind TensorRT it runs pieces of a graph, and TensorRT records its own.
+        // After TensorRT it runs pieces of a graph, and TensorRT makes its own recording.
         let graphs = self.graphs && matches!(device, Device::Cuda(_));
         let mut options = vec![("enable_cuda_graph", flag(graphs))];
         options.extend(
@@ -271,7 +271,7 @@ impl GpuOptions {
             ("trt_profile_min_shapes", shape(smallest)),
             ("trt_profile_opt_shapes", shape(largest)),
             ("trt_profile_max_shapes", shape(largest)),
-            // It keeps one recording, whatever the size of the batch.
+            // It keeps one recording, whatever the batch size.
             (
                 "trt_cuda_graph_enable",
                 flag(self.graphs && smallest == largest),

@@ -1,9 +1,9 @@
-//! Whether a graph's output is scores already: what its last operators are.
+//! Detects from a graph's last operators whether its output already is scores.
 
 use std::collections::HashMap;
 use std::fmt;
 
-/// The operator that makes an output scores.
+/// The operator that turns an output into scores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ending {
     /// Its type, such as `Softmax`.
@@ -21,7 +21,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Operators that leave values as they are, but for their type, place or precision.
+/// Operators that do not change values, except their type, position or precision.
 const PASSING: [&str; 11] = [
     "Cast",
     "CastLike",
@@ -36,7 +36,7 @@ const PASSING: [&str; 11] = [
     "Unsqueeze",
 ];
 
-/// Depth to which functions of a model may call each other; deeper ones are not looked at.
+/// Most nested function calls that are followed.
 const DEPTH: usize = 16;
 
 /// The outputs that end in Softmax or Sigmoid.
@@ -63,10 +63,10 @@ struct Body<'a> {
     inputs: &'a [String],
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 enum Traced {
     Scores(Ending),
-    /// An input of the function, by its place.
+    /// An input of the function, by position.
     Input(usize),
     Other,
 }
@@ -86,7 +86,7 @@ impl<'a> Body<'a> {
 
     fn trace(&self, value: &str, depth: usize) -> Traced {
         let mut value = value;
-        // No more steps than there are nodes, in a graph that goes round in circles too.
+        // No more steps than nodes, to terminate in cyclic graphs too.
         for _ in 0..=self.producers.len() {
             let Some(node) = self.producers.get(value) else {
                 let place = self.inputs.iter().position(|input| input == value);
@@ -112,7 +112,7 @@ impl<'a> Body<'a> {
         Traced::Other
     }
 
-    /// Where an output of a node comes from that calls a function of the model.
+    /// The origin of an output of a node that calls a function of the model.
     fn call(&self, node: &NodeProto, value: &str, depth: usize) -> Traced {
         let mut functions = self.functions.iter();
         let called = functions
@@ -127,7 +127,7 @@ impl<'a> Body<'a> {
         Body::new(&function.node, self.functions, &function.input).trace(output, depth)
     }
 
-    /// Whether a division is the last step of a softmax in single operators: `exp(x) ÷ sum(exp(x))`.
+    /// Whether a division is the last step of a decomposed softmax: `exp(x) ÷ sum(exp(x))`.
     fn is_softmax(&self, division: &NodeProto) -> bool {
         let [numerator, denominator] = &*division.input else {
             return false;
@@ -142,7 +142,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// The fields of ONNX's messages that are looked at.
+/// The relevant fields of ONNX's messages.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -188,7 +188,7 @@ pub(crate) struct ValueInfoProto {
 }
 
 impl NodeProto {
-    /// An attribute that is a whole number, if it is there.
+    /// An integer attribute, if present.
     fn number(&self, name: &str) -> Option<i64> {
         let mut attributes = self.attribute.iter();
         attributes.find_map(|attribute| (attribute.name == name).then_some(attribute.i))
@@ -206,7 +206,7 @@ impl NodeProto {
 mod tests {
     use super::*;
 
-    /// Nodes as lines of `output = Operator input…`, the first of which is looked at last.
+    /// Nodes as lines of `output = Operator input…`, the last one first.
     fn nodes(lines: &[&str]) -> Vec<NodeProto> {
         let node = |line: &&str| {
             let (output, call) = line.split_once(" = ").unwrap();
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// As the exporter of PyTorch 2.5 and later writes them.
+    /// As written by the exporter of PyTorch 2.5 and later.
     #[test]
     fn functions_of_the_model_are_looked_into() {
         let function = |name: &str, lines: &[&str]| FunctionProto {

@@ -1,9 +1,9 @@
-//! The two small graphs that stand before and behind a model on its device, so that images go there
-//! as they were prepared and few numbers come back.
+//! The two small graphs before and after a model on its device, so that images are copied as they
+//! were prepared and few numbers are copied back.
 //!
-//! Before it: cast, normalisation and change of layout of `u8[N, H, W, 3]` pixels. Behind it: softmax
-//! and the best classes. Both are built by ONNX Runtime's model editor and run in sessions of their
-//! own, which also copy from the processor's memory and to it; the tensors between stay on the device.
+//! Before the model: cast, normalisation and layout of `u8[N, H, W, 3]` pixels. After it: softmax
+//! and the best classes. Both are built by ONNX Runtime's model editor and run in their own
+//! sessions, which also copy from and to host memory; the tensors in between stay on the device.
 //! The arithmetic is that of `pack.rs` and `scores.rs`.
 
 use std::fmt::Debug;
@@ -22,28 +22,28 @@ use crate::signature::{InputType, Layout, OutputType, Signature};
 
 /// The first graph's input, `u8[N, H, W, 3]`.
 pub(crate) const PIXELS: &str = "pixels";
-/// The first graph's output, as the model takes it.
+/// The first graph's output, the model's input.
 pub(crate) const PREPARED: &str = "prepared";
-/// The last graph's input, as the model gives it.
+/// The last graph's input, the model's output.
 pub(crate) const LOGITS: &str = "logits";
-/// The last graph's other input, where rows hold embeddings.
+/// The last graph's other input, if rows include embeddings.
 pub(crate) const VECTORS: &str = "vectors";
-/// Scores of the best classes, `f32[N, k]`, the best first. NaN where one logit is no finite number.
+/// Scores of the best classes, `f32[N, k]`, best first. NaN if a logit is not finite.
 pub(crate) const SCORES: &str = "scores";
 /// The numbers of these classes, `i64[N, k]`.
 pub(crate) const CLASSES: &str = "classes";
-/// The logits again, where the classes are not chosen on the device.
+/// The logits, if classes are not chosen on the device.
 pub(crate) const ALL_LOGITS: &str = "all_logits";
-/// The embeddings again.
+/// The embeddings.
 pub(crate) const EMBEDDINGS: &str = "embeddings";
 
-/// The set of ONNX's operators that the graphs are written in.
+/// The version of ONNX's operator set in the graphs.
 const OPSET: u32 = 17;
-/// ONNX's numbers of element types, `TensorProto.DataType`.
+/// Element types by their number in ONNX, `TensorProto.DataType`.
 const FLOAT: i64 = 1;
 const FLOAT16: i64 = 10;
 
-/// A node of the first graph: it takes what the one before gives, and perhaps a constant.
+/// A node of the first graph: its inputs are the previous output and perhaps a constant.
 struct Step {
     operator: &'static str,
     constant: Option<[f32; 3]>,
@@ -59,7 +59,7 @@ impl Step {
         }
     }
 
-    /// With one value a channel.
+    /// With one value per channel.
     fn by(operator: &'static str, constant: [f32; 3]) -> Self {
         Self {
             operator,
@@ -69,7 +69,7 @@ impl Step {
     }
 }
 
-/// From pixels to what the model takes.
+/// From pixels to the model's input.
 pub(crate) fn before(signature: &Signature, normalization: &Normalization) -> ort::Result<Model> {
     let takes = signature.input_type;
     let mut steps = Vec::new();
@@ -82,7 +82,7 @@ pub(crate) fn before(signature: &Signature, normalization: &Normalization) -> or
     if takes == InputType::F16 {
         steps.push(Step::plain("Cast", Attribute::new("to", FLOAT16)?));
     }
-    // Without any step the pixels still have to get to the device: Transpose copies them as they are.
+    // Without any step, Transpose copies the pixels to the device unchanged.
     let axes = match signature.layout {
         Layout::Nchw => vec![0i64, 3, 1, 2],
         Layout::Nhwc => vec![0, 1, 2, 3],
@@ -115,8 +115,8 @@ pub(crate) fn before(signature: &Signature, normalization: &Normalization) -> or
     model(graph)
 }
 
-/// From a model's logits, if it has classes, to the `best` of them by softmax, or to all logits; and the
-/// embeddings.
+/// From a model's logits, if it has classes, to the `best` of them by softmax, or to all logits;
+/// and the embeddings.
 pub(crate) fn behind(
     logits: Option<OutputType>,
     best: Option<usize>,
@@ -169,10 +169,11 @@ fn add_choice(graph: &mut Graph, k: usize) -> ort::Result<()> {
             Some(Attribute::new("to", FLOAT)?),
         ),
         ("Softmax", &[wide], &[all], last_axis()?),
-        // Of the logits and not of their softmax, in which small ones become equal.
+        // By the logits and not their softmax, in which small ones become equal.
         ("TopK", &[wide, count], &["best", CLASSES], last_axis()?),
         ("GatherElements", &[all, CLASSES], &[chosen], last_axis()?),
-        // A logit less itself is 0, or NaN if it is infinite or none; one spoils its image's scores.
+        // A logit minus itself is 0, or NaN if it is not finite; one invalidates its image's
+        // scores.
         ("Sub", &[wide, wide], &[nothing], None),
         ("ReduceSum", &[nothing, axes], &[spoiler], None),
         ("Add", &[chosen, spoiler], &[SCORES], None),
@@ -189,7 +190,7 @@ fn model(graph: Graph) -> ort::Result<Model> {
     Ok(model)
 }
 
-/// A tensor of as many dimensions, all of any length.
+/// A tensor with this number of dimensions, all of any length.
 fn outlet(name: &str, ty: TensorElementType, dimensions: usize) -> Outlet {
     Outlet::new(
         name,

@@ -16,30 +16,30 @@ use crate::{
     Wanted,
 };
 
-/// How a model is shared out over threads and batches.
+/// How a model is distributed over threads and batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Sessions side by side, at least 1, on the model's devices in turn; each is one thread with a
+    /// Parallel sessions, at least 1, on the model's devices in turn; each is one thread with a
     /// copy of the model.
     pub instances: usize,
-    /// Images in a full batch, at least 1. A model of a fixed batch has its own number instead.
+    /// Images in a full batch, at least 1. A model with a fixed batch uses that instead.
     pub max_batch: usize,
-    /// Longest time a batch waits for more images, from its first one.
+    /// Longest time a batch waits for more images after its first one.
     pub max_wait: Duration,
-    /// Longest time that a batch may be computed. One that takes longer is given up with its session,
-    /// which another one replaces; its images end as [`Timeout`](InferErrorKind::Timeout).
+    /// Time limit of a batch. A batch that exceeds it is abandoned with its session, which is
+    /// replaced; its images end as [`Timeout`](InferErrorKind::Timeout).
     pub run_timeout: Duration,
     /// How live work is treated.
     pub live: LiveOptions,
 }
 
-/// How work that someone waits for is treated, see [`Lane::Live`].
+/// How live work is treated, see [`Lane::Live`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveOptions {
-    /// Longest time a batch of live images waits for more, from its first one. Default: 5 ms.
+    /// Longest time a batch of live images waits for more after its first one. Default: 5 ms.
     pub max_wait: Duration,
-    /// Longest time that any batch may hold the device while live images come, by what batches have
-    /// taken so far; single images are run whatever they take. Default: 30 ms.
+    /// Longest time that a batch may occupy the device while live images arrive, judging by past
+    /// batches; single images are always run. Default: 30 ms.
     pub hold: Duration,
 }
 
@@ -53,17 +53,17 @@ impl Default for LiveOptions {
 }
 
 impl EngineOptions {
-    /// A `run_timeout` that only a run without end exceeds.
+    /// A `run_timeout` that only endless runs exceed.
     pub const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 }
 
-/// The least size of batches that may be learned, however small the first one is.
+/// Upper limit of learned batch sizes, if the first one is small.
 const LARGEST_AT_LEAST: usize = 4;
 
-/// A model at work on threads of its own.
+/// A running model with its own threads.
 ///
-/// Dropping it finishes the images it has accepted, then joins the threads; that blocks for a few
-/// batches' time. A thread that hung in a run is not joined.
+/// Dropping it finishes the accepted images, then joins the threads; that blocks for the time of a
+/// few batches. A hung thread is not joined.
 #[derive(Debug)]
 pub struct Engine {
     work: Work,
@@ -75,25 +75,25 @@ pub struct Engine {
 enum Work {
     /// Sessions on this machine.
     Sessions { model: Model, instances: Instances },
-    /// Servers that are asked.
+    /// Servers.
     Servers(SharedServers),
-    /// A small model, and a large one where that is not sure.
+    /// A small model, and a large one for uncertain images.
     Cascade(Arc<Cascade>),
 }
 
 impl Engine {
-    /// Starts the threads and runs one batch of black images on each, so that the first real one
-    /// finds everything ready. Blocks until then.
+    /// Starts the threads and runs one batch of black images on each, so that everything is ready
+    /// for the first real one. Blocks until then.
     ///
     /// # Errors
-    /// When an option is 0, a session cannot be opened, or the model cannot run a full batch.
+    /// If an option is 0, a session cannot be opened, or the model cannot run a full batch.
     pub fn start(model: Model, options: EngineOptions) -> Result<Self, InferError> {
         Self::start_with(model, options, None)
     }
 
-    /// As [`Engine::start`], with a size of batches that is only a beginning: sizes of up to its double are
-    /// tried now and then on real images, where enough of them wait, and the one that proves faster by more
-    /// than the noise is gone over to. Of a model of a fixed batch nothing is learned.
+    /// As [`Engine::start`], with an initial batch size: sizes of up to its double are tried
+    /// occasionally on real images, if enough of them wait, and a size that is faster by more than
+    /// the noise replaces it. For a model with a fixed batch nothing is learned.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -147,13 +147,13 @@ impl Engine {
         })
     }
 
-    /// An engine that asks the servers of a prompt. Blocks while it looks whether one is there.
+    /// An engine that asks the servers of a prompt. Blocks while it checks for a server.
     ///
     /// Its images are encoded files. Its calls need the async runtime that they are made on.
     ///
     /// # Errors
-    /// [`Unreachable`](InferErrorKind::Unreachable) when no server is there,
-    /// [`ModelConfig`](InferErrorKind::ModelConfig) when there is no key, or a server does not take it.
+    /// [`Unreachable`](InferErrorKind::Unreachable) if there is no server,
+    /// [`ModelConfig`](InferErrorKind::ModelConfig) if there is no key, or a server rejects it.
     pub fn ask(prompt: Prompt) -> Result<Self, InferError> {
         Ok(Self {
             work: Work::Servers(Arc::new(Servers::start(prompt)?)),
@@ -161,13 +161,13 @@ impl Engine {
         })
     }
 
-    /// An engine whose small model decides what it is sure of, and whose large one decides the rest and the
-    /// sample, so that a share `agree` of labels is the large model's. Images are the small model's tensor
-    /// and, behind it, what the large one takes.
+    /// An engine whose small model decides images that it is certain of, and whose large model
+    /// decides the rest and the sample, so that at least `agree` of the labels are the large
+    /// model's. Images are the small model's tensor followed by the large one's.
     ///
     /// # Errors
-    /// [`Settings`](InferErrorKind::Settings) when the small model is a prompt, the models have no label in
-    /// common, or `agree` is not from 0.5 to below 1.
+    /// [`Settings`](InferErrorKind::Settings) if the small model is a prompt, the models have no
+    /// label in common, or `agree` is not from 0.5 to below 1.
     pub fn cascade(small: Self, large: Self, agree: f64) -> Result<Self, InferError> {
         Ok(Self {
             work: Work::Cascade(Arc::new(Cascade::new(small, large, agree)?)),
@@ -175,14 +175,14 @@ impl Engine {
         })
     }
 
-    /// From now on a cascade decides by this rule; until then it answers as for the sample.
+    /// From now on a cascade uses this rule; until then it answers as for the sample.
     pub fn set_rule(&self, rule: Rule) {
         if let Work::Cascade(cascade) = &self.work {
             cascade.set_rule(rule);
         }
     }
 
-    /// How often each model of a cascade has decided.
+    /// How often each model of a cascade decided.
     pub fn decided(&self) -> Option<Decided> {
         match &self.work {
             Work::Cascade(cascade) => Some(cascade.decided()),
@@ -198,9 +198,9 @@ impl Engine {
         }
     }
 
-    /// Whether the engine can give rows as `wanted`. What a device chooses is fixed when the model is
-    /// opened, by [`ModelOptions::capacity`](crate::ModelOptions::capacity); on the processor every
-    /// row is possible.
+    /// Whether the engine supports rows as `wanted`. The choices of a device are fixed when the
+    /// model is opened, by [`ModelOptions::capacity`](crate::ModelOptions::capacity); on the CPU
+    /// every row is possible.
     pub fn covers(&self, wanted: &Wanted) -> bool {
         match &self.work {
             Work::Sessions { model, .. } => model.classifier().covers(wanted),
@@ -211,18 +211,18 @@ impl Engine {
         }
     }
 
-    /// Classifies one image, given as HWC pixels of the model's shape, in a batch with others of its
-    /// lane, whose rows may be `wanted` otherwise. Share one `wanted` among the images of a job: it is
-    /// checked once.
+    /// Classifies one image, given as HWC pixels of the model's shape, in a batch with others of
+    /// its lane, whose rows may be `wanted` differently. Share one `wanted` among the images of a
+    /// job: it is checked once.
     ///
-    /// Waits while the engine holds as many images of the lane as it may: for each instance one batch
-    /// that waits for it, and the one that is forming. Images of a lane are taken in the order in which
-    /// their calls were first polled; batches of urgent lanes come first, except now and then, those of live
-    /// images before all others.
+    /// Waits while the engine holds as many images of the lane as it may: one waiting batch per
+    /// instance, and one that is forming. Images of a lane are taken in the order in which their
+    /// calls were first polled; batches of urgent lanes come first, with occasional exceptions, and
+    /// those of live images before all others.
     ///
-    /// Cancel-safe: dropped before the image is accepted, nothing has happened; dropped later, the
-    /// image is passed over, or its answer forgotten. The future does not borrow the engine; one
-    /// that is accepted is answered even if the engine is dropped meanwhile.
+    /// Cancel-safe: if dropped before the image is accepted, nothing has happened; later, the image
+    /// is skipped, or its answer dropped. The future does not borrow the engine; an accepted image
+    /// is answered even if the engine is dropped meanwhile.
     ///
     /// # Errors
     /// [`Settings`](InferErrorKind::Settings) when the engine does not cover `wanted`, or the model
@@ -304,8 +304,8 @@ impl Engine {
         }
     }
 
-    /// Whether [`Engine::classify`] knows what `wanted` means; if not, it would block while labels become
-    /// embeddings. [`Engine::prepare`] makes it known.
+    /// Whether [`Engine::classify`] knows what `wanted` means; otherwise it would block while
+    /// labels are embedded. [`Engine::prepare`] does this in advance.
     pub fn is_prepared(&self, wanted: &Arc<Wanted>) -> bool {
         match &self.work {
             Work::Sessions { .. } => wanted.labels.is_none() || self.wanted.find(wanted).is_some(),
@@ -316,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Finds out what `wanted` means, which takes long where a job names labels. Blocks.
+    /// Prepares for `wanted`, which takes long if a job has its own labels. Blocks.
     ///
     /// # Errors
     /// As [`Engine::check`].
@@ -348,7 +348,7 @@ impl Engine {
         model.classifier().resolve(wanted)
     }
 
-    /// Closes the batch in flight although it is not full: no more images will come for a while.
+    /// Closes the batch in flight before it is full: no more images arrive for a while.
     pub fn flush(&self) {
         match &self.work {
             Work::Sessions { instances, .. } => instances.shared().flush(),
@@ -372,7 +372,7 @@ impl Engine {
         }
     }
 
-    /// What the engine has done so far.
+    /// The engine's statistics so far.
     pub fn stats(&self) -> EngineStats {
         match &self.work {
             Work::Sessions { instances, .. } => instances.stats(),
@@ -387,7 +387,7 @@ impl Engine {
         }
     }
 
-    /// Images of the largest batch that there will be, if it runs a model itself: as large as may be learned.
+    /// Largest possible batch, if it runs a model itself, including sizes that may be learned.
     pub fn largest_batch(&self) -> usize {
         match &self.work {
             Work::Sessions { instances, .. } => instances.largest_batch(),
@@ -395,7 +395,7 @@ impl Engine {
         }
     }
 
-    /// What servers were asked, if it asks servers.
+    /// Requests to servers, if it is a prompt.
     pub fn prompt_stats(&self) -> Option<PromptStats> {
         match &self.work {
             Work::Sessions { .. } => None,
@@ -404,7 +404,7 @@ impl Engine {
         }
     }
 
-    /// The model at work in this process; none where servers are asked.
+    /// The model of this process; `None` for a prompt.
     pub fn model(&self) -> Option<&Model> {
         match &self.work {
             Work::Sessions { model, .. } => Some(model),
@@ -412,7 +412,7 @@ impl Engine {
         }
     }
 
-    /// The prompt whose servers are asked, if that is what it does.
+    /// The prompt, if it is one.
     pub fn prompt(&self) -> Option<&Prompt> {
         match &self.work {
             Work::Sessions { .. } | Work::Cascade(_) => None,
@@ -438,7 +438,7 @@ impl Engine {
         }
     }
 
-    /// The names of the classes; none of a prompt that any answer will do for.
+    /// The names of the classes; empty for a prompt without choices.
     pub fn labels(&self) -> &Arc<[Arc<str>]> {
         match &self.work {
             Work::Sessions { model, .. } => model.labels(),
@@ -447,7 +447,7 @@ impl Engine {
         }
     }
 
-    /// The columns that its rows have besides those of all rows and of the source.
+    /// The columns of its rows besides those of all rows and of the source.
     pub fn columns(&self) -> Vec<Column> {
         match &self.work {
             Work::Sessions { .. } => Vec::new(),
@@ -456,7 +456,7 @@ impl Engine {
         }
     }
 
-    /// Whether its rows can be as `wanted`, whatever it was opened for.
+    /// Whether it supports rows as `wanted`, regardless of how it was opened.
     ///
     /// # Errors
     /// As [`Model::check`] and [`Prompt::check`].
@@ -469,7 +469,7 @@ impl Engine {
     }
 }
 
-/// Whom a call goes to.
+/// The target of a call.
 enum Call {
     Session(Arc<Shared>, Shape, Result<Arc<Resolved>, InferError>),
     Server(SharedServers, Result<(), InferError>),

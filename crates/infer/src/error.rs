@@ -2,7 +2,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-/// Why a model could not be opened, or an image not be classified.
+/// Why a model could not be opened, or an image could not be classified.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct InferError {
@@ -10,34 +10,34 @@ pub struct InferError {
     message: String,
 }
 
-/// What went wrong, for code that must decide.
+/// The kind of error, for code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InferErrorKind {
     /// ONNX Runtime's library is missing or does not load.
     Runtime,
-    /// A setting has no meaning, such as a batch of no images or a device called `gpu`.
+    /// A setting is invalid, such as a batch of 0 images or a device called `gpu`.
     Settings,
-    /// The device is not there, or this build of ONNX Runtime cannot use it.
+    /// The device does not exist, or this build of ONNX Runtime does not support it.
     Device,
     /// The model's folder or one of its files is missing or cannot be read.
     ModelMissing,
     /// The model's configuration contradicts itself, the model, or the plan for its images.
     ModelConfig,
-    /// The file is no model that ONNX Runtime reads, or no image classifier.
+    /// The file is not a model that ONNX Runtime reads, or not an image classifier.
     NotClassifier,
-    /// The pixels handed over are not of the model's shape.
+    /// The pixels do not have the model's shape.
     Pixels,
     /// The model failed on this image, also when run alone.
     ModelFailed,
-    /// The batch that the image was in took longer than it may.
+    /// The batch of the image exceeded its time limit.
     Timeout,
-    /// No server of a prompt has answered for longer than it is waited for.
+    /// No server of a prompt has answered for too long.
     Unreachable,
-    /// The device has no memory for this batch. A smaller one may fit.
+    /// The batch does not fit into the device's memory. A smaller one may.
     OutOfMemory,
-    /// The device failed in a way that no other image will survive.
+    /// The device failed permanently.
     DeviceLost,
-    /// The engine has stopped; it classifies nothing more.
+    /// The engine has stopped.
     EngineStopped,
 }
 
@@ -49,7 +49,7 @@ impl InferError {
         }
     }
 
-    /// What went wrong, for code that must decide.
+    /// The kind of error, for code.
     pub fn kind(&self) -> InferErrorKind {
         self.kind
     }
@@ -63,8 +63,8 @@ impl InferError {
     }
 }
 
-/// Whether ONNX Runtime says that memory was not to be had. It has no code for that: these are the
-/// words of its allocators, of the C++ library and of CUDA.
+/// Whether ONNX Runtime reports that memory ran out. It has no code for that: these are the
+/// messages of its allocators, of the C++ library and of CUDA.
 pub(crate) fn is_out_of_memory(text: &str) -> bool {
     const WORDS: [&str; 6] = [
         "failed to allocate memory",
@@ -77,9 +77,9 @@ pub(crate) fn is_out_of_memory(text: &str) -> bool {
     contains_any(text, &WORDS)
 }
 
-/// Whether ONNX Runtime says that a call to the GPU failed for another reason than memory. After most
-/// of CUDA's errors every later call of the process fails too; there is no code for them either. Those
-/// of recording a graph, 900 to 908, spoil that graph alone.
+/// Whether ONNX Runtime reports that a GPU call failed for a reason other than memory. After most
+/// CUDA errors every later call of the process fails too; there is no code for them either. Errors
+/// of recording a graph, 900 to 908, only affect that graph.
 pub(crate) fn is_device_lost(text: &str) -> bool {
     const WORDS: [&str; 4] = [
         "cuda failure",
@@ -96,7 +96,7 @@ fn contains_any(text: &str, words: &[&str]) -> bool {
     words.iter().any(|words| text.contains(words))
 }
 
-/// The first line of what ONNX Runtime says, without its full stop, to stand inside a sentence.
+/// The first line of ONNX Runtime's message, without its full stop, for use inside a sentence.
 pub(crate) fn reason(error: &(impl fmt::Display + ?Sized)) -> String {
     let text = error.to_string();
     let line = text

@@ -1,18 +1,18 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Forms batches of what is pushed. Pure: the caller passes the time; it holds no lock and no thread.
+/// Forms batches of pushed items. Pure: the caller passes the time; it has no lock and no thread.
 ///
-/// Items come out in the order of their pushes; every item is in exactly one batch. A batch is ready
-/// once it is full, once its first item has waited as long as it may, or after a flush; until it is taken
-/// it goes on growing up to its limit, so that what waits for a free session is not cut up.
+/// Items come out in the order of their pushes; every item is in exactly one batch. A batch is
+/// ready once it is full, its first item has waited long enough, or after a flush; until it is
+/// taken it keeps growing up to its limit, so that items waiting for a free session are not split.
 #[derive(Debug)]
 pub(crate) struct Former<T> {
     max_batch: usize,
     max_wait: Duration,
-    /// With the times at which they came.
+    /// With their arrival times.
     items: VecDeque<(T, Instant)>,
-    /// How many of the first items wait for no others any more.
+    /// Number of leading items that need not wait for others.
     closed: usize,
 }
 
@@ -33,27 +33,27 @@ impl<T> Former<T> {
         self.max_batch
     }
 
-    /// Makes batches that are taken from now on hold up to so many items, at least 1.
+    /// Sets the limit of batches taken from now on, at least 1.
     pub(crate) fn set_max_batch(&mut self, max_batch: usize) {
         debug_assert!(max_batch > 0, "a batch of no items is never full");
         self.max_batch = max_batch;
     }
 
-    /// Takes an item. Returns whether it begins or fills a batch.
+    /// Adds an item. Returns whether it begins or fills a batch.
     pub(crate) fn push(&mut self, item: T, now: Instant) -> bool {
         self.items.push_back((item, now));
         let items = self.items.len();
         items == 1 || items.is_multiple_of(self.max_batch)
     }
 
-    /// Makes what there is ready, however little.
+    /// Makes all items ready, however few.
     pub(crate) fn flush(&mut self) {
         self.closed = self.items.len();
     }
 
-    /// The next batch that is ready `now`. Of a batch of more than `most` items, at least 1, only the
-    /// first ones: the others are ready too. If `tried` items are there, a batch may hold so many
-    /// although they are more than a full one.
+    /// The next batch that is ready `now`. If it has more than `most` items, at least 1, only the
+    /// first ones are taken: the others are ready too. If `tried` items are there, a batch may have
+    /// that many even if that exceeds a full one.
     pub(crate) fn take(
         &mut self,
         now: Instant,
@@ -82,13 +82,14 @@ impl<T> Former<T> {
             || self.due().is_some_and(|due| due <= now)
     }
 
-    /// When the first item has waited as long as it may; `None` without items or without a deadline.
+    /// When the first item will have waited long enough; `None` without items or without a
+    /// deadline.
     pub(crate) fn due(&self) -> Option<Instant> {
         let (_, since) = self.items.front()?;
         since.checked_add(self.max_wait)
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.items.clear();
         self.closed = 0;
@@ -255,7 +256,7 @@ mod tests {
                         while let Some(batch) = take(&mut former, now) {
                             check(batch, &mut taken)?;
                         }
-                        // Nothing that is still inside has waited as long as it may.
+                        // Nothing inside has waited long enough.
                         for &at in &came[taken.len()..] {
                             prop_assert!(now < at + WAIT);
                         }

@@ -7,7 +7,7 @@ use ort::session::builder::SessionBuilder;
 use crate::onnx_part::part;
 use crate::{InferError, InferErrorKind};
 
-/// What sessions are made of: a file, or the part of one that gives some of its outputs.
+/// The source of sessions: a file, or the part of one that computes some of its outputs.
 #[derive(Debug, Clone)]
 pub(crate) struct Graph {
     path: PathBuf,
@@ -15,7 +15,7 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// All of a file.
+    /// A whole file.
     pub(crate) fn file(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
@@ -23,10 +23,10 @@ impl Graph {
         }
     }
 
-    /// Only what some outputs of a file need, and so only the inputs that they need.
+    /// Only what some outputs of a file need, including only their inputs.
     ///
     /// # Errors
-    /// When the file cannot be read, or lacks one of the outputs.
+    /// If the file cannot be read, or lacks one of the outputs.
     pub(crate) fn part(path: &Path, outputs: &[&str]) -> Result<Self, InferError> {
         let failed = |why: &dyn std::fmt::Display| {
             let message = format_args!("{}: {why}", path.display());
@@ -40,7 +40,7 @@ impl Graph {
         })
     }
 
-    /// The file, also of a part.
+    /// The file, even for a part.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use crate::product::multiply;
 use crate::{Activation, InferError, InferErrorKind};
 
-/// Classes over embeddings: a linear layer whose rows are label embeddings, or the weights of a probe.
+/// Classes over embeddings: a linear layer of label embeddings, or of a probe's weights.
 ///
-/// The logit of class `c` for an embedding `e` is `w[c] · e + b[c]`, where `e` is first scaled to the
-/// length 1 if the head says so.
+/// The logit of class `c` for an embedding `e` is `w[c] · e + b[c]`, where `e` is first scaled to
+/// length 1 if the head requires it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     labels: Arc<[Arc<str>]>,
@@ -20,10 +20,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head of `weights`, one row of `width` values for each label, and one bias for each.
+    /// A head with `weights`, one row of `width` values and one bias per label.
     ///
     /// # Errors
-    /// When there are no labels, the numbers of values do not fit together, or one is not finite.
+    /// If there are no labels, the numbers of values do not fit together, or one is not finite.
     pub fn new(
         labels: Arc<[Arc<str>]>,
         width: usize,
@@ -62,7 +62,7 @@ impl Head {
         &self.labels
     }
 
-    /// Values of an embedding that it takes.
+    /// Length of its embeddings.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -77,18 +77,18 @@ impl Head {
         &self.weights
     }
 
-    /// The biases, one for each class.
+    /// The biases, one per class.
     pub fn bias(&self) -> &[f32] {
         &self.bias
     }
 
-    /// Whether embeddings are first scaled to the length 1.
+    /// Whether embeddings are first scaled to length 1.
     pub fn normalizes(&self) -> bool {
         self.normalizes
     }
 
-    /// The logits of several embeddings, `f32[n, width]` to `f32[n, classes]`, in `logits`, which is
-    /// resized. Those of an embedding of length 0 are not finite where the head scales to the length 1.
+    /// The logits of several embeddings, `f32[n, width]` to `f32[n, classes]`, in `logits`, which
+    /// is resized. For an embedding of length 0 they are not finite if the head scales to length 1.
     pub fn logits(&self, embeddings: &[f32], logits: &mut Vec<f32>) {
         debug_assert_eq!(embeddings.len() % self.width, 0, "whole embeddings");
         let (rows, classes) = (embeddings.len() / self.width, self.labels.len());
@@ -110,12 +110,12 @@ impl Head {
 
 /// The length of a vector.
 pub fn length(vector: &[f32]) -> f32 {
-    // In double precision the sum of many squares keeps its last digits.
+    // Double precision keeps the last digits of a sum of many squares.
     let squares = vector.iter().map(|value| f64::from(*value).powi(2));
     squares.sum::<f64>().sqrt() as f32
 }
 
-/// Scales a vector to the length 1; one of length 0 stays.
+/// Scales a vector to length 1; one of length 0 is unchanged.
 pub fn normalize(vector: &mut [f32]) {
     let length = length(vector);
     if length > 0.0 {

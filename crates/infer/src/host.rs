@@ -13,15 +13,15 @@ use crate::scores::Scorer;
 use crate::signature::Layout;
 use crate::{InferError, InferErrorKind, memory};
 
-/// Images in the largest batch at warm-up: kernels are chosen by then, and more take time that an
-/// engine with few images never gets back.
+/// Largest batch at warm-up: kernels are chosen by then, and more would take time that an engine
+/// with few images never recovers.
 const WARM: usize = 16;
 
-/// A session on the processor: images are normalised into its input, and scored from its output.
+/// A session on the CPU: images are normalised into its input, and scored from its output.
 pub(crate) struct HostBackend {
     model: Arc<Classifier>,
     session: Session,
-    /// Runs that give the classes alone where the model has some, and the embeddings too where it has them.
+    /// Run options that request only the classes, if there are any, or also the embeddings.
     classes: Option<RunOptions<HasSelectedOutputs>>,
     embeddings: Option<RunOptions<HasSelectedOutputs>>,
     packer: Packer,
@@ -60,9 +60,9 @@ impl HostBackend {
         })
     }
 
-    /// Refuses batches that would take the machine's memory, by what a small one took (N8).
+    /// Refuses batches that would exhaust the machine's memory, judging by a small one (N8).
     fn check_fits(&self, images: usize, grown: u64, budget: u64) -> Result<(), InferError> {
-        // As bytes, and as what the model takes.
+        // As bytes, and as the model's input.
         let least = 2 * self.model.shape.len() as u64;
         let fit = memory::fitting(self.model.computed(WARM), grown, least, budget);
         if self.model.computed(images) <= fit.max(WARM) {
@@ -79,7 +79,7 @@ impl HostBackend {
         ))
     }
 
-    /// Runs a batch of `computed` images, of which those behind `images` are black.
+    /// Runs a batch of `computed` images; those after `images` are black.
     fn compute(
         &mut self,
         images: &[Image],

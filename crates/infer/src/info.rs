@@ -6,18 +6,18 @@ use serde::Serialize;
 
 use crate::{Activation, Devices, Layout, TensorInfo};
 
-/// Everything there is to tell about a model. Displays as lines for people.
+/// Everything about a model. Displays as lines for people.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelInfo {
     /// The name of its folder.
     pub name: String,
     /// The first 12 digits of `sha256`.
     pub version: String,
-    /// SHA-256 of the file, followed by the external data if there is some, in hex.
+    /// SHA-256 of the file, followed by the external data, if any, in hex.
     pub sha256: String,
     /// The ONNX file.
     pub file: PathBuf,
-    /// Files next to it that hold weights.
+    /// Files next to it that contain weights.
     pub external_data: Vec<String>,
     /// Size of all these files.
     pub bytes: u64,
@@ -31,33 +31,33 @@ pub struct ModelInfo {
     pub opsets: BTreeMap<String, u64>,
     /// The program that exported it.
     pub producer: String,
-    /// What the model takes.
+    /// Its inputs.
     pub inputs: Vec<TensorInfo>,
-    /// What the model gives.
+    /// Its outputs.
     pub outputs: Vec<TensorInfo>,
     /// The order of values in its input.
     pub layout: Layout,
-    /// The number of images that it always runs at once, if it runs no other.
+    /// The fixed number of images per batch, if it has one.
     pub fixed_batch: Option<usize>,
-    /// The output that holds the classes; empty of a model without.
+    /// The output with the classes; empty for a model without classes.
     pub classes_output: String,
-    /// The output that holds embeddings, if one does.
+    /// The output with embeddings, if any.
     pub embedding_output: Option<String>,
-    /// The file of the tower for texts, if there is one.
+    /// The file of the text tower, if any.
     pub text_tower: Option<PathBuf>,
     /// How that output becomes scores.
     pub activation: Activation,
-    /// What says so, for people.
+    /// The reason, for people.
     pub activation_from: String,
-    /// The score that each class has to reach to stand in a row, if any has to.
+    /// The threshold of each class, if any has one.
     pub thresholds: Option<Vec<f32>>,
     /// Number of classes.
     pub labels: usize,
-    /// What their names were read from, for people.
+    /// Where their names come from, for people.
     pub labels_from: String,
-    /// The names of the first few.
+    /// The first few names.
     pub first_labels: Vec<String>,
-    /// Where it runs.
+    /// Its device.
     #[serde(rename = "device")]
     pub devices: Devices,
     /// The library that runs it.
@@ -153,7 +153,7 @@ impl fmt::Display for ModelInfo {
     }
 }
 
-/// A size in the unit that people would use.
+/// A size in a suitable unit.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {

@@ -19,31 +19,31 @@ mod runner;
 
 use self::runner::{ended, spawner, stopped, watch};
 
-/// Threads that each own a backend, and the batch former that they take from.
+/// Threads that each own a backend, and the batch former that they share.
 pub(crate) struct Instances {
     shared: Arc<Shared>,
-    /// Gives hung runs up for as long as it has the sender.
+    /// Abandons hung runs as long as it has the sender.
     watchdog: Option<(SyncSender<()>, JoinHandle<()>)>,
     /// When all threads were ready.
     since: Instant,
 }
 
-/// What callers and threads share.
+/// State shared by callers and threads.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Told when a batch begins to form or is ready, and when the phase changes.
+    /// Notified when a batch begins to form or is ready, and when the phase changes.
     changed: Condvar,
-    /// Of each lane, one permit for each image that may wait.
+    /// For each lane, one permit per image that may wait.
     room: [Semaphore; Lane::ALL.len()],
     options: EngineOptions,
-    /// Images of the largest batch that may be learned.
+    /// Largest batch that may be learned.
     largest: usize,
-    /// Called with sizes of batches that are learned.
+    /// Called with learned batch sizes.
     learned: Option<Box<dyn Fn(usize) + Send + Sync>>,
     counters: Counters,
-    /// Of each instance.
+    /// For each instance.
     slots: Vec<Mutex<Slot>>,
-    /// Told when the thread of an instance ends.
+    /// Notified when the thread of an instance ends.
     thread_ended: Condvar,
 }
 
@@ -54,14 +54,14 @@ struct State {
     phase: Phase,
     /// Instances that have a thread.
     alive: usize,
-    /// Threads that were given up and have not come back.
+    /// Threads that were abandoned and have not ended.
     hung: usize,
 }
 
-/// What an instance does now.
+/// What an instance is doing now.
 #[derive(Default)]
 struct Slot {
-    /// How often the instance's thread was replaced. An older thread has been given up.
+    /// How often the instance's thread was replaced. Older threads have been abandoned.
     turn: u64,
     running: Option<Running>,
     thread: Option<JoinHandle<()>>,
@@ -82,20 +82,20 @@ struct Seat {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Images come in.
+    /// Images are accepted.
     Open,
-    /// No more come in; those inside are finished.
+    /// No more are accepted; those inside are finished.
     Draining,
     /// Nothing is finished any more.
     Stopped,
 }
 
-/// An image and who waits for its answer.
+/// An image and the receiver of its answer.
 struct Job {
     image: Image,
-    /// When it came in.
+    /// Its arrival time.
     since: Instant,
-    /// That of the caller.
+    /// The span of the caller.
     span: Span,
     answer: oneshot::Sender<Result<Scores, InferError>>,
 }
@@ -104,13 +104,13 @@ struct Job {
 struct NextBatch {
     lane: Lane,
     jobs: Vec<Job>,
-    /// Whether it was there before the instance asked.
+    /// Whether it was ready before the instance asked.
     was_waiting: bool,
 }
 
 impl Instances {
-    /// Starts the threads, each of which makes its backend by its number and warms it up. With `learning` sizes of
-    /// batches up to the one that is given are learned.
+    /// Starts the threads, each of which creates its backend by number and warms it up. With
+    /// `learning`, batch sizes up to the given one are learned.
     ///
     /// # Errors
     /// The first error of a thread; all threads have ended then.
@@ -143,7 +143,8 @@ impl Instances {
                 hung: 0,
             }),
             changed: Condvar::new(),
-            // Beside what the instances compute: a batch formed ahead for each, and one forming.
+            // In addition to what the instances compute: one batch formed ahead for each, and one
+            // forming.
             room: Lane::ALL.map(|_| {
                 let images = largest.saturating_mul(instances + 1);
                 Semaphore::new(images.min(Semaphore::MAX_PERMITS))
@@ -164,7 +165,8 @@ impl Instances {
         let (ready, all_ready) = sync_channel(instances);
         for number in 0..instances {
             let ready = ready.clone();
-            // The receiver goes only after another instance has failed; then the phase ends this one.
+            // The receiver only goes away after another instance has failed; then the phase ends
+            // this one.
             let report = Box::new(move |outcome| drop(ready.send(outcome)));
             if let Err(error) = spawn(Seat { number, turn: 0 }, report) {
                 started.shared.stop();
@@ -199,7 +201,7 @@ impl Instances {
         &self.shared
     }
 
-    /// Images of the largest batch that there will be, as far as is known.
+    /// Largest possible batch, as far as known.
     pub(crate) fn largest_batch(&self) -> usize {
         self.shared.largest
     }
@@ -215,7 +217,7 @@ impl Drop for Instances {
         }
         for slot in &self.shared.slots {
             let thread = lock(slot).thread.take();
-            // A panic has been reported by the panic hook and to the callers.
+            // The panic hook and the callers have reported the panic.
             drop(thread.map(JoinHandle::join));
         }
     }
@@ -243,8 +245,7 @@ impl Shared {
         };
         self.push(lane, job)?;
         room.forget(); // given back when an instance takes the batch
-        // A job that is dropped unanswered was in the hands of a thread that panicked, or was
-        // cleared by it.
+        // A job dropped without an answer was held by a thread that panicked, or was cleared by it.
         answered.await.unwrap_or_else(|_| Err(ended()))
     }
 
@@ -267,26 +268,26 @@ impl Shared {
         if lane == Lane::Live {
             state.pace.live(now);
         }
-        // Only when a batch begins or is full has a waiting instance anything to do.
+        // A waiting instance only has something to do when a batch begins or is full.
         if state.lanes.push(lane, job, now) {
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    /// Images of the largest batch that may be tried now.
+    /// Largest batch that may be tried now.
     fn largest(&self) -> usize {
         let state = self.lock();
         let learner = state.learner.as_ref().map(Learner::largest);
         learner.unwrap_or_else(|| state.lanes.max_batch())
     }
 
-    /// Images that a full batch holds now.
+    /// Images in a full batch now.
     fn max_batch(&self) -> usize {
         self.lock().lanes.max_batch()
     }
 
-    /// Makes full batches no larger than this, for a device that has no memory for more.
+    /// Limits full batches to this size, for a device without memory for more.
     fn limit_batches(&self, max_batch: usize, why: &InferError) {
         let mut state = self.lock();
         if max_batch < state.lanes.max_batch() {
@@ -300,7 +301,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Notes how long a batch has taken that was `whole`: not one of its images failed.
+    /// Records the time of a `whole` batch: none of its images failed.
     fn took(&self, images: usize, time: Duration, whole: bool) {
         let mut state = self.lock();
         state.pace.took(images, time);
@@ -318,8 +319,8 @@ impl Shared {
         }
     }
 
-    /// The next batch, or nothing once there will be none. While live work comes, a batch that `is_cut`
-    /// holds no more images than the device is done with soon enough.
+    /// The next batch, or `None` at the end. While live work arrives, a batch with `is_cut` has no
+    /// more images than the device finishes soon enough.
     fn next_batch(&self, is_cut: bool) -> Option<NextBatch> {
         let mut state = self.lock();
         let mut was_waiting = true;
@@ -329,7 +330,7 @@ impl Shared {
                 true => state.pace.most(now),
                 false => usize::MAX,
             };
-            // Nothing is tried on those who wait for answers.
+            // No experiments on requests.
             let learner = state.learner.as_ref().filter(|_| most == usize::MAX);
             let tried = learner.and_then(Learner::wants);
             if let Some(batch) = state.lanes.take(now, most, tried) {
@@ -338,7 +339,7 @@ impl Shared {
                 {
                     learner.trying();
                 }
-                // Another instance may wait for what was cut off.
+                // Another instance may wait for the part that was cut off.
                 if most < usize::MAX && state.lanes.is_ready(now) {
                     self.changed.notify_one();
                 }
@@ -390,7 +391,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Notes the batch that a thread begins to compute.
+    /// Records the batch that a thread begins to compute.
     fn begin(&self, seat: Seat, jobs: Vec<Job>) {
         lock(&self.slots[seat.number]).running = Some(Running {
             since: Instant::now(),
@@ -398,7 +399,7 @@ impl Shared {
         });
     }
 
-    /// The batch that a thread has computed; nothing if it was given up meanwhile.
+    /// The batch that a thread has computed; `None` if it was abandoned meanwhile.
     fn end(&self, seat: Seat) -> Option<Vec<Job>> {
         let mut slot = lock(&self.slots[seat.number]);
         if slot.turn != seat.turn {
@@ -407,8 +408,8 @@ impl Shared {
         slot.running.take().map(|running| running.jobs)
     }
 
-    /// Gives a run up that takes longer than `limit`: its images are answered, its thread counts no
-    /// more, and the seat of its replacement is returned.
+    /// Abandons a run that exceeds `limit`: its images are answered, its thread no longer counts,
+    /// and the seat for its replacement is returned.
     fn give_up(&self, number: usize, limit: Duration) -> Option<Seat> {
         let mut slot = lock(&self.slots[number]);
         let is_late = |running: &mut Running| running.since.elapsed() > limit;
@@ -450,7 +451,7 @@ impl Shared {
         self.thread_ended.notify_all();
     }
 
-    /// Waits until no instance has a thread any more; those that hang are not waited for.
+    /// Waits until no instance has a thread; hung ones are not waited for.
     fn wait_for_threads(&self) {
         let alive = |state: &mut State| state.alive > 0;
         let ended = self.thread_ended.wait_while(self.lock(), alive);
@@ -462,7 +463,7 @@ impl Shared {
     }
 }
 
-/// No code panics while it holds a lock, so a poisoned one still guards a sound state.
+/// No code panics while it holds a lock, so a poisoned lock still protects valid state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

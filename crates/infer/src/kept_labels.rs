@@ -1,4 +1,4 @@
-//! Embeddings of labels that were computed before, one file for each tower and set of labels.
+//! Cached embeddings of labels, one file per tower and set of labels.
 
 use std::fs;
 use std::io::{self, Write};
@@ -8,30 +8,30 @@ use sha2::{Digest, Sha256};
 
 use crate::towers::Scaling;
 
-/// What a file begins with; then come the SHA-256 of the rest, scale and bias, and the embeddings, all numbers as
-/// little-endian `f32`.
+/// Magic bytes of a file; they are followed by the SHA-256 of the rest, scale and bias, and the
+/// embeddings, all numbers as little-endian `f32`.
 const BEGINNING: &[u8] = b"trommel labels 1\n";
 const HASH: usize = 32;
 
-/// What labels come to.
+/// The embeddings of labels.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LabelEmbeddings {
-    /// How images are compared with them.
+    /// How to compare images with them.
     pub(crate) scaling: Scaling,
     /// `f32[labels, width]`, each of length 1.
     pub(crate) vectors: Vec<f32>,
 }
 
-/// The place of a set's embeddings in the cache.
+/// The location of a set's embeddings in the cache.
 pub(crate) struct KeptLabels(PathBuf);
 
 impl KeptLabels {
-    /// In this cache, under a key that names everything the embeddings depend on.
+    /// In this cache, under a key of everything that the embeddings depend on.
     pub(crate) fn new(cache: &Path, key: &str) -> Self {
         Self(cache.join("labels").join(format!("{key}.bin")))
     }
 
-    /// Those of `labels` labels, if they are there. A damaged file is warned of and not taken.
+    /// The embeddings of `labels` labels, if cached. A damaged file is ignored with a warning.
     pub(crate) fn recall(&self, labels: usize) -> Option<LabelEmbeddings> {
         let Self(path) = self;
         let read = match fs::read(path) {
@@ -54,7 +54,7 @@ impl KeptLabels {
         }
     }
 
-    /// Keeps them, as far as the folder can be written.
+    /// Saves them, if the folder can be written.
     pub(crate) fn keep(&self, embeddings: &LabelEmbeddings) {
         let Self(path) = self;
         if let Err(error) = self.write(embeddings) {
@@ -62,7 +62,7 @@ impl KeptLabels {
         }
     }
 
-    /// Writes the file as a whole or not at all.
+    /// Writes the file atomically.
     fn write(&self, embeddings: &LabelEmbeddings) -> io::Result<()> {
         let Self(path) = self;
         let folder = path.parent().unwrap_or(Path::new("."));

@@ -6,8 +6,8 @@ use crate::scores::Scorer;
 use crate::wanted::Resolved;
 use crate::{Head, InferError, InferErrorKind, Wanted};
 
-/// Gives classes to embeddings that were stored, as an engine does to those of images. Owns its buffers,
-/// so one serves one thread.
+/// Classifies stored embeddings, as an engine does with those of images. Owns its buffers, so each
+/// serves one thread.
 #[derive(Debug)]
 pub struct Labeller {
     head: Arc<Head>,
@@ -17,11 +17,11 @@ pub struct Labeller {
 }
 
 impl Labeller {
-    /// One for rows as `wanted`, whose labels are those of the head.
+    /// For rows as `wanted`, with the labels of the head.
     ///
     /// # Errors
-    /// [`Settings`](InferErrorKind::Settings) when a threshold is for a label that the head does not have,
-    /// or is no score.
+    /// [`Settings`](InferErrorKind::Settings) if a threshold is for a label that the head lacks, or
+    /// is not a score.
     pub fn new(head: Arc<Head>, wanted: &Wanted) -> Result<Self, InferError> {
         let resolved = wanted.resolve(head.labels(), None);
         let resolved = resolved.map_err(|why| InferError::new(InferErrorKind::Settings, why))?;
@@ -33,7 +33,7 @@ impl Labeller {
         })
     }
 
-    /// What gives the classes.
+    /// The head.
     pub fn head(&self) -> &Head {
         &self.head
     }
@@ -46,7 +46,7 @@ impl Labeller {
             .collect()
     }
 
-    /// The same as classes and scores, the best first, which `each` is given one after the other.
+    /// The same as classes and scores, best first, passed to `each` in order.
     pub fn rank(
         &mut self,
         embeddings: &[f32],

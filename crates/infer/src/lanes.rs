@@ -4,10 +4,10 @@ use trommel_types::Lane;
 
 use crate::former::Former;
 
-/// Batches of live work that are taken in a row while batches of jobs wait; then one of those is.
+/// Successive batches of live work after which a waiting batch of a job is taken.
 const LIVE_IN_A_ROW: usize = 32;
 
-/// A former for each lane. A batch holds items of one lane, and batches of urgent lanes come first.
+/// One former per lane. A batch has items of one lane, and batches of urgent lanes come first.
 #[derive(Debug)]
 pub(crate) struct Lanes<T> {
     /// In the order of [`Lane::ALL`], the most urgent first.
@@ -39,7 +39,7 @@ impl<T> Lanes<T> {
         self.formers[0].max_batch()
     }
 
-    /// As [`Former::set_max_batch`], of all lanes.
+    /// As [`Former::set_max_batch`], for all lanes.
     pub(crate) fn set_max_batch(&mut self, max_batch: usize) {
         self.formers
             .iter_mut()
@@ -51,20 +51,20 @@ impl<T> Lanes<T> {
         self.formers[lane as usize].push(item, now)
     }
 
-    /// As [`Former::flush`], of all lanes.
+    /// As [`Former::flush`], for all lanes.
     pub(crate) fn flush(&mut self) {
         self.formers.iter_mut().for_each(Former::flush);
     }
 
-    /// As [`Former::flush`], of one lane.
+    /// As [`Former::flush`], for one lane.
     pub(crate) fn flush_lane(&mut self, lane: Lane) {
         self.formers[lane as usize].flush();
     }
 
-    /// The next batch that is ready `now`, of `most` images at most, and its lane; one of a job may hold
-    /// `tried` images, as in [`Former::take`].
-    /// Live work comes first, then jobs in the order of [`Lane::order`]. So that jobs do not starve, one
-    /// of theirs follows many batches of live work.
+    /// The next batch that is ready `now`, of at most `most` images, and its lane; a batch of a job
+    /// may have `tried` images, as in [`Former::take`]. Live work comes first, then jobs in the
+    /// order of [`Lane::order`]. So that jobs do not starve, one of their batches follows many of
+    /// live work.
     pub(crate) fn take(
         &mut self,
         now: Instant,
@@ -113,7 +113,7 @@ impl<T> Lanes<T> {
         self.formers.iter().any(|former| former.is_ready(now))
     }
 
-    /// When the first of the items has waited as long as it may, or `None` without items.
+    /// When the first item will have waited long enough, or `None` without items.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.formers.iter().filter_map(Former::due).min()
     }

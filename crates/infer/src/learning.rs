@@ -1,34 +1,35 @@
-//! How large batches should be, learned from the batches that are run.
+//! Learns the best batch size from the batches that are run.
 //!
-//! The measurement at load is a start: under other load the smallest size may have seemed the fastest (N9).
-//! So now and then a batch of half or double the size is run, if there are images for it, and its time an
-//! image is compared with that of the batches around it.
+//! The measurement at load is a start: on a busy machine the smallest size may have seemed the
+//! fastest (N9). So a batch of half or double the size is tried occasionally, if there are images
+//! for it, and its time per image is compared with that of the batches around it.
 
 use std::time::Duration;
 
-/// What an engine may try, and who hears of it.
+/// What an engine may try, and who is notified.
 pub struct Learning {
-    /// Whether the first size was measured while others kept the machine busy. Then others are tried sooner.
+    /// Whether the first size was measured on a busy machine. Then others are tried sooner.
     pub doubtful: bool,
     /// Called with each size that proves faster, by a thread that runs batches.
     pub learned: Box<dyn Fn(usize) + Send + Sync>,
 }
 
-/// Batches of the present size between two that are tried, at first: where its measure is doubtful, and else.
+/// Batches of the current size between two experiments, at first: if the measurement is doubtful,
+/// and otherwise.
 const BETWEEN: [u32; 2] = [8, 32];
-/// Most batches of the present size between two that are tried, once no other proves faster.
+/// Most batches of the current size between two experiments, once no other size proves faster.
 const MOST_BETWEEN: u32 = 512;
-/// Batches of another size that are compared before it is judged.
+/// Batches of another size that are compared before a decision.
 const ROUND: u32 = 12;
-/// Weight of the newest batch in the mean of the present size: only its neighbours in time count.
+/// Weight of the newest batch in the mean of the current size: only its neighbours in time count.
 const NEWEST: f64 = 0.3;
 /// Weight of the newest comparison in the gain of another size.
 const NEWEST_GAIN: f64 = 0.125;
-/// How much faster another size has to be, as a share.
+/// Minimum gain of another size, as a share.
 const GAIN: f64 = 0.02;
 /// Standard errors that the gain has to exceed.
 const ERRORS: f64 = 2.5;
-/// The least share of a full batch that a batch of the present size has to hold to count.
+/// Least fill of a batch of the current size that counts.
 const FULL_ENOUGH: f64 = 0.75;
 /// Sizes are distinguished by powers of two, up to this one.
 const CLASSES: usize = 16;
@@ -38,23 +39,23 @@ const CLASSES: usize = 16;
 pub(crate) struct Learner {
     size: usize,
     largest: usize,
-    /// Logarithm of the seconds an image in batches of the present size.
+    /// Logarithm of the seconds per image in batches of the current size.
     present: Option<f64>,
-    /// Of other sizes, compared with the present one.
+    /// Other sizes, compared with the current one.
     gains: [Gain; CLASSES],
     tried: Option<usize>,
-    /// Batches of the present size since one was tried.
+    /// Batches of the current size since the last experiment.
     since: u32,
     between: u32,
 }
 
-/// By how much a size is faster than the present one: a logarithm, so that its noise is about the same for
+/// The gain of a size over the current one: a logarithm, so that its noise is about the same for
 /// fast and slow models.
 #[derive(Debug, Clone, Copy, Default)]
 struct Gain {
     mean: f64,
     variance: f64,
-    /// All that were compared, and those since it was last judged.
+    /// Number of all comparisons, and of those since the last decision.
     count: u32,
     fresh: u32,
 }
@@ -63,16 +64,16 @@ impl Gain {
     fn add(&mut self, gain: f64) {
         self.count += 1;
         self.fresh += 1;
-        // The first ones count alike, so that the very first does not weigh more than all others.
+        // The first ones have equal weight, so that the very first does not dominate.
         let weight = NEWEST_GAIN.max(1.0 / f64::from(self.count));
         let off = gain - self.mean;
         self.mean += weight * off;
         self.variance = (1.0 - weight) * (self.variance + weight * off * off);
     }
 
-    /// Whether it is above what noise may look like.
+    /// Whether it exceeds the noise.
     fn is_clear(&self) -> bool {
-        // As many as an exponentially weighted mean of that weight is worth.
+        // The effective number of samples of an exponentially weighted mean.
         let worth = f64::from(self.count).min((2.0 - NEWEST_GAIN) / NEWEST_GAIN);
         let noise = ERRORS * (self.variance / (worth - 1.0).max(1.0)).sqrt();
         self.mean > GAIN.ln_1p().max(noise)
@@ -80,7 +81,7 @@ impl Gain {
 }
 
 impl Learner {
-    /// Begins with `size`; no size above `largest` is ever tried.
+    /// Starts with `size`; no size above `largest` is ever tried.
     pub(crate) fn new(size: usize, largest: usize, doubtful: bool) -> Self {
         let mut learner = Self {
             size,
@@ -100,18 +101,18 @@ impl Learner {
         self.largest
     }
 
-    /// The size that the next batch may have instead of the present one, if it is time to try one.
+    /// The size to try with the next batch, if it is time.
     pub(crate) fn wants(&self) -> Option<usize> {
         self.tried.filter(|_| self.since >= self.between)
     }
 
-    /// A batch of the size that is tried is under way.
+    /// A batch of the tried size is in progress.
     pub(crate) fn trying(&mut self) {
         self.since = 0;
     }
 
-    /// A batch of `images` of which none failed has taken this long. Returns another size if it has proved
-    /// to be faster.
+    /// A batch of `images`, none of which failed, took this long. Returns another size if it has
+    /// proved faster.
     pub(crate) fn took(&mut self, images: usize, time: Duration) -> Option<usize> {
         let each = (time.as_secs_f64().max(1e-9) / images.max(1) as f64).ln();
         if Some(images) == self.tried {
@@ -146,7 +147,7 @@ impl Learner {
         if gain.is_clear() {
             let was = self.size;
             self.begin(tried);
-            // On in the same direction, if there is more of it.
+            // Continue in the same direction, if possible.
             self.tried = match tried > was {
                 true => self.larger().or_else(|| self.smaller()),
                 false => self.smaller().or_else(|| self.larger()),
@@ -161,7 +162,7 @@ impl Learner {
         None
     }
 
-    /// Goes over to another size, with which nothing was compared yet.
+    /// Switches to another size, without comparisons yet.
     fn begin(&mut self, size: usize) {
         self.size = size;
         self.present = None;
@@ -188,8 +189,8 @@ mod tests {
 
     const NOTHING: [usize; 0] = [];
 
-    /// Runs batches in which an image takes `each(size, number)` seconds, as large as is wanted. Returns the
-    /// sizes that were learned.
+    /// Runs batches in which an image takes `each(size, number)` seconds. Returns the sizes that
+    /// were learned.
     fn run(learner: &mut Learner, batches: u32, each: impl Fn(usize, u32) -> f64) -> Vec<usize> {
         let mut learned = Vec::new();
         for number in 0..batches {
@@ -206,14 +207,14 @@ mod tests {
         learned
     }
 
-    /// A number between -1 and 1 that looks like chance, the same for the same number.
+    /// A pseudorandom number between -1 and 1.
     fn noise(number: u32) -> f64 {
         let mixed =
             number.wrapping_mul(0x9E37_79B9) ^ number.wrapping_mul(0x85EB_CA6B).rotate_left(13);
         f64::from(mixed.wrapping_mul(0xC2B2_AE35) >> 8) / f64::from(1_u32 << 23) - 1.0
     }
 
-    /// N9: a first run under other load chose 1 where 4 is the fastest.
+    /// N9: a first run on a busy machine chose 1 where 4 is the fastest.
     #[test]
     fn a_size_that_was_wrong_at_first_is_left() {
         let fastest_is_4 = |size: usize, number| {
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_load_that_comes_and_goes_is_not_taken_for_a_size() {
-        // Everything takes twice as long for a while; the sizes are all alike.
+        // Everything takes twice as long for a while; the sizes are all equal.
         let load = |number: u32| {
             if (number / 300).is_multiple_of(2) {
                 1.0
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(learner.wants(), Some(16));
     }
 
-    /// N8: what no memory holds is not tried again.
+    /// N8: a size that does not fit into memory is not tried again.
     #[test]
     fn what_there_is_no_memory_for_is_not_wanted() {
         let mut learner = Learner::new(8, 16, true);

@@ -1,20 +1,22 @@
-//! Runs batches of tensors through a model on threads of its own.
+//! Runs batches of tensors through a model on its own threads.
 //!
 //! In flow order: [`Runtime`] is ONNX Runtime, loaded into the process; [`Model`] is an image
 //! classifier whose files have been read and checked against each other; [`Engine`] runs it, taking
-//! one image a call with what is [`Wanted`] of it, and forming the batches itself. [`ModelInfo`] holds what is known about a model,
-//! [`EngineStats`] what an engine has done, [`Profile`] where a model's time goes. A [`Prompt`] is a model that servers run,
-//! which an engine asks instead; an [`Engine::cascade`] asks two models, by a [`Rule`].
+//! one image per call with the options in [`Wanted`], and forming the batches itself. [`ModelInfo`]
+//! describes a model, [`EngineStats`] the work of an engine, [`Profile`] a model's time by node. A
+//! [`Prompt`] is a model on servers, which an engine asks instead; an [`Engine::cascade`] combines
+//! two models by a [`Rule`].
 //!
-//! Guarantees: every call of [`Engine::classify`] has one outcome of its own, whatever becomes of
-//! the batch it is in. A batch is ready when it is full, when it has waited as long as it may, or
-//! when [`Engine::flush`] says that nothing more will come; it grows until a session takes it. Live work goes before all jobs, and while it
-//! comes no batch is larger than the device is done with in good time. Memory is bounded, callers wait. A
-//! device that was asked for and is not there is an error; nothing ever runs elsewhere instead. A
-//! score is never NaN. `design.md` next to the code goes through the failures.
+//! Guarantees: every call of [`Engine::classify`] has its own outcome, whatever happens to its
+//! batch. A batch is ready when it is full, when it has waited long enough, or when
+//! [`Engine::flush`] announces a pause; it grows until a session takes it. Live work precedes all
+//! jobs, and while it arrives batches are limited to what the device finishes in time. Memory is
+//! bounded; callers wait. A missing device is an error; nothing ever runs elsewhere instead. A
+//! score is never NaN. `design.md` next to the code describes the failure cases.
 //!
-//! Deliberately absent: decoding and resizing (pixels come as HWC bytes), queues, retries over
-//! time, and the choice of defaults ([`Model::best_batch`] measures one). Besides `ORT_DYLIB_PATH`, no environment is read.
+//! Deliberately absent: decoding and resizing (pixels come as HWC bytes), queues, retries, and the
+//! choice of defaults ([`Model::best_batch`] measures one). Besides `ORT_DYLIB_PATH`, no
+//! environment is read.
 //!
 //! ```no_run
 //! # async fn example(normalization: trommel_types::Normalization, pixels: Vec<u8>)

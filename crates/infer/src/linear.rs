@@ -1,4 +1,4 @@
-//! Linear layers that other programs have written as ONNX.
+//! Linear layers in ONNX files of other programs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,17 +10,18 @@ use crate::error::reason;
 use crate::tensor_info::TensorInfo;
 use crate::{Activation, Head, InferError, InferErrorKind, Runtime};
 
-/// Values of the largest layer that is looked at: the inputs that show its weights are a square.
+/// Largest supported layer in values: the inputs that reveal its weights are a square.
 const WIDEST: usize = 8192;
-/// How far a layer may be from a line, relative to what it gives.
+/// Tolerated deviation from linearity, relative to the output.
 const TOLERANCE: f32 = 1e-3;
 
 impl Head {
-    /// Reads a graph with one input `f32[N, width]` and an output `f32[N, classes]` that is linear, which
-    /// is tried. Its weights are what it gives for the unit vectors.
+    /// Reads a graph with one input `f32[N, width]` and an output `f32[N, classes]`, and checks
+    /// that it is linear. Its weights are its outputs for the unit vectors.
     ///
     /// # Errors
-    /// When the file cannot be opened, is no such graph, or has another number of classes than labels.
+    /// If the file cannot be opened, is not such a graph, or has another number of classes than
+    /// labels.
     pub fn of_linear(
         runtime: &Runtime,
         path: &Path,

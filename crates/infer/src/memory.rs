@@ -1,31 +1,30 @@
-//! How much memory there is, and how large a batch fits into it.
+//! Available memory, and the largest batch that fits into it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of memory that this process has in use, where the system reports it.
+/// Memory in use by this process in bytes, if the system reports it.
 pub(crate) fn resident() -> Option<u64> {
     field(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
-/// Bytes that it may take in addition: half of what the machine has to give, or its control group, where
-/// that is less and the system reports it.
+/// Additional memory that it may use: half of what the machine, or the process's control group if
+/// that is less, has available, if the system reports it.
 pub(crate) fn budget() -> Option<u64> {
     let available = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
     let left = ControlGroups::own().left();
     Some(left.unwrap_or(u64::MAX).min(available) / 2)
 }
 
-/// Bytes that this process and what runs beside it in its container may take, where a control group limits
-/// them.
+/// Memory limit of this process's container in bytes, if a control group limits it.
 pub fn memory_limit() -> Option<u64> {
     ControlGroups::own().limit()
 }
 
-/// Where control groups are mounted.
+/// Mount point of control groups.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// The control groups that this process is in, from its own up: each may limit its memory.
+/// The control groups of this process, innermost first: each may limit its memory.
 struct ControlGroups(Vec<ControlGroup>);
 
 struct ControlGroup {
@@ -33,12 +32,12 @@ struct ControlGroup {
     names: Names,
 }
 
-/// What the files of a control group are called.
+/// File names in a control group.
 #[derive(Clone, Copy)]
 struct Names {
     limit: &'static str,
     used: &'static str,
-    /// What of the memory in use is copies of files, which the system gives up when it is short.
+    /// The part of the memory in use that is page cache, which the system reclaims when needed.
     files: &'static str,
 }
 
@@ -54,13 +53,13 @@ const SECOND: Names = Names {
 };
 
 impl ControlGroups {
-    /// Those of this process; none where there are none, or they cannot be read.
+    /// Those of this process; empty if there are none, or they cannot be read.
     fn own() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self::of(Path::new(MOUNT), &own)
     }
 
-    /// Those that a process is in whose `/proc/PID/cgroup` is `own`.
+    /// Those of a process whose `/proc/PID/cgroup` is `own`.
     fn of(mount: &Path, own: &str) -> Self {
         let mut groups = Vec::new();
         for line in own.lines() {
@@ -75,7 +74,7 @@ impl ControlGroups {
                 }
                 _ => continue,
             };
-            // In a container the path may be the host's: then only the mount itself is there.
+            // In a container the path may be the host's: then only the mount itself exists.
             let dir = base.join(path.trim_start_matches('/'));
             let dirs = dir.ancestors().take_while(|dir| dir.starts_with(&base));
             groups.extend(dirs.map(|dir| ControlGroup {
@@ -97,7 +96,7 @@ impl ControlGroups {
 }
 
 impl ControlGroup {
-    /// `None` if there is none: that is `max`, or more than any machine has.
+    /// `None` if there is no limit: `max`, or more than any machine has.
     fn limit(&self) -> Option<u64> {
         const NONE: u64 = 1 << 60;
         self.number(self.names.limit).filter(|limit| *limit < NONE)
@@ -126,7 +125,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1 << 10)
 }
 
-/// Images that fit into `budget` at once, where `images` of them took `grown` bytes and one takes at
+/// Images that fit into `budget` at once, if `images` of them took `grown` bytes and one takes at
 /// least `least`.
 pub(crate) fn fitting(images: usize, grown: u64, least: u64, budget: u64) -> usize {
     let each = (grown / images.max(1) as u64).max(least).max(1);
@@ -147,7 +146,7 @@ mod tests {
         assert!(budget().is_some_and(|bytes| bytes > 0));
     }
 
-    /// Writes files of these names, with what they hold, below `root`.
+    /// Writes files with these names and contents below `root`.
     fn write(root: &Path, files: &[(&str, &str)]) {
         for (name, text) in files {
             let path = root.join(name);
@@ -194,7 +193,7 @@ mod tests {
     fn control_groups_of_the_first_version_limit_it_too() {
         let mount = tempfile::tempdir().unwrap();
         let own = "12:cpu,cpuacct:/docker/abc\n5:memory:/docker/abc\n1:name=systemd:/docker/abc\n0::/docker/abc\n";
-        // As a container sees it: its own group is the mount.
+        // As seen in a container: its own group is the mount.
         write(
             mount.path(),
             &[

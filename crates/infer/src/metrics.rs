@@ -67,7 +67,7 @@ pub fn describe_metrics() {
     );
 }
 
-/// What one instance measures.
+/// The metrics of one instance.
 pub(crate) struct InstanceMetrics {
     size: Histogram,
     fill: Histogram,
@@ -93,19 +93,19 @@ impl InstanceMetrics {
         }
     }
 
-    /// `places` is what a full batch would hold.
+    /// `places` is the size of a full batch.
     pub(crate) fn batch(&self, images: usize, places: usize, took: Duration) {
         self.size.record(images as f64);
         self.fill.record(images as f64 / places as f64);
         self.infer.record(took);
     }
 
-    /// An image of a request has waited this long for its batch to begin.
+    /// An image of a request waited this long for its batch to begin.
     pub(crate) fn live_wait(&self, waited: Duration) {
         self.live_wait.record(waited);
     }
 
-    /// As [`InstanceMetrics::batch`], of images of requests.
+    /// As [`InstanceMetrics::batch`], for images of requests.
     pub(crate) fn live_batch(&self, images: usize, places: usize, took: Duration) {
         self.live_fill.record(images as f64 / places as f64);
         for _ in 0..images {
@@ -118,8 +118,8 @@ impl InstanceMetrics {
     }
 }
 
-/// What the NVIDIA GPU with this number is called, where its driver's management library is there.
-/// That counts by the bus; CUDA does too with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+/// The name of the NVIDIA GPU with this number, if its driver's management library is available.
+/// That library counts by bus; CUDA does too with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 pub fn gpu_name(number: u32) -> Option<String> {
     nvml()?.device_by_index(number).ok()?.name().ok()
 }
@@ -129,8 +129,8 @@ fn nvml() -> Option<&'static Nvml> {
     NVML.get_or_init(|| Nvml::init().ok()).as_ref()
 }
 
-/// Measures the NVIDIA GPUs of this machine once, where their driver's management library is there
-/// (NVML); elsewhere there is nothing to measure.
+/// Measures the NVIDIA GPUs of this machine once, if their driver's management library (NVML) is
+/// available.
 pub fn measure_devices() {
     let Some(nvml) = nvml() else { return };
     for number in 0..nvml.device_count().unwrap_or(0) {

@@ -24,32 +24,32 @@ pub struct Model {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) classifier: Arc<Classifier>,
-    /// Why the activation is the one it is.
+    /// The reason for the activation.
     activation_from: String,
-    /// What the labels were read from.
+    /// Where the labels come from.
     labels_from: String,
     file: OnnxFile,
     inputs: Vec<TensorInfo>,
     outputs: Vec<TensorInfo>,
-    /// The session that the checks were made with, until an engine takes it.
+    /// The session used for the checks, until an engine takes it.
     session: Mutex<Option<Opened>>,
 }
 
 impl Model {
-    /// Opens the model in the folder `dir` and checks that it is an image classifier, or gives embeddings,
-    /// for images of `shape`, normalised by `normalization`.
+    /// Opens the model in the folder `dir` and checks that it is an image classifier, or has
+    /// embeddings, for images of `shape`, normalised by `normalization`.
     ///
-    /// The folder holds `model.onnx` (or `onnx/model.onnx`), `config.json` as Hugging Face or timm
-    /// write it, and optionally `trommel.toml`, whose section `[model]` may set `file`,
-    /// `activation` (`softmax`, `sigmoid`, `none`), `labels` (a list, or a file with one a line),
-    /// `threshold` (a score), `thresholds` (scores by label) and `embedding` (the name of an output).
+    /// The folder contains `model.onnx` (or `onnx/model.onnx`), `config.json` as written by Hugging
+    /// Face or timm, and optionally `trommel.toml`, whose section `[model]` may set `file`,
+    /// `activation` (`softmax`, `sigmoid`, `none`), `labels` (a list, or a file with one per line),
+    /// `threshold` (a score), `thresholds` (scores by label) and `embedding` (the name of an
+    /// output).
     ///
-    /// Blocks while it reads the file twice, once for its hash.
+    /// Blocks while it reads the file twice, once to hash it.
     ///
-    /// # Errors
-    /// When a file is missing or malformed; when the model is no image classifier, with what was
-    /// expected and what was found; when it contradicts its labels or `shape`; when the device is
-    /// not there.
+    /// If a file is missing or malformed; if the model is not an image classifier, with what was
+    /// expected and what was found; if it contradicts its labels or `shape`; if the device does not
+    /// exist.
     pub fn open(
         runtime: &Runtime,
         dir: &Path,
@@ -62,7 +62,7 @@ impl Model {
         let config = ModelConfig::read(dir)?;
         let found = image_file(dir, &config);
         let (path, holds_both) = match (found, &config.unlabelled) {
-            // A folder with nothing of a model in it.
+            // A folder without any part of a model.
             (Err(_), Some(unlabelled)) if !dir.join("config.json").exists() => {
                 return Err(unlabelled.clone());
             }
@@ -78,7 +78,7 @@ impl Model {
             _ => Graph::file(&path),
         };
         options.check_memory(dir, file.bytes)?;
-        // TensorRT wants to know the model's input before it has a session that could be asked.
+        // TensorRT needs the model's input before there is a session to query.
         let is_gpu = options.devices.first().is_gpu();
         let described = match is_gpu {
             true => describe(runtime, &graph)?,
@@ -98,7 +98,7 @@ impl Model {
         };
         let embedding = embedding.map_err(at_path);
         match (&embedding, &config.unlabelled) {
-            // What has neither labels nor embeddings lacks labels most likely.
+            // A model with neither labels nor embeddings most likely lacks labels.
             (Err(_), Some(unlabelled)) if named.is_none() => return Err(unlabelled.clone()),
             (Err(error), unlabelled) if options.capacity.embedding || unlabelled.is_some() => {
                 return Err(error.clone());
@@ -146,24 +146,25 @@ impl Model {
         &self.classifier().name
     }
 
-    /// The first 12 hex digits of a SHA-256 over all that decides its rows: the model's file with its
-    /// external data, `config.json`, `preprocessor_config.json`, `processor_config.json`, `trommel.toml`, and the labels.
+    /// The first 12 hex digits of a SHA-256 over everything that affects its rows: the model's file
+    /// with its external data, `config.json`, `preprocessor_config.json`, `processor_config.json`,
+    /// `trommel.toml`, and the labels.
     pub fn version(&self) -> &Arc<str> {
         &self.classifier().version
     }
 
-    /// The names of the classes, in the order of the model's output; none of a model that gives embeddings
-    /// alone.
+    /// The names of the classes, in the order of the model's output; empty for a model with
+    /// embeddings only.
     pub fn labels(&self) -> &Arc<[Arc<str>]> {
         &self.classifier().labels
     }
 
-    /// The shape of the images that it takes.
+    /// The shape of its images.
     pub fn shape(&self) -> Shape {
         self.classifier().shape
     }
 
-    /// Where it runs.
+    /// Its device.
     pub fn devices(&self) -> &Devices {
         &self.classifier().options.devices
     }
@@ -173,28 +174,29 @@ impl Model {
         self.classifier().options.is_fused()
     }
 
-    /// Bytes of its file and of those next to it.
+    /// Total size of its file and those next to it, in bytes.
     pub fn bytes(&self) -> u64 {
         self.inner.file.bytes
     }
 
-    /// The number of images that it always runs at once, if it runs no other.
+    /// The fixed number of images per batch, if it has one.
     pub fn fixed_batch(&self) -> Option<usize> {
         self.classifier().fixed_batch()
     }
 
-    /// Whether its rows can be as `wanted`, whatever it was opened for; [`Engine::covers`](crate::Engine::covers)
-    /// reports whether it was opened for them.
+    /// Whether it supports rows as `wanted`; [`Engine::covers`](crate::Engine::covers) reports
+    /// whether it was opened for them.
     ///
     /// # Errors
-    /// [`Settings`](crate::InferErrorKind::Settings) when a threshold is for a label that the model does not
-    /// have, or is not a score, or when a label cannot be; [`ModelConfig`](crate::InferErrorKind::ModelConfig)
-    /// when it gives no embeddings, or takes no texts. Blocks while labels become embeddings, once for each set.
+    /// [`Settings`](crate::InferErrorKind::Settings) if a threshold is for a label that the model
+    /// lacks, or is not a score, or if a label is invalid;
+    /// [`ModelConfig`](crate::InferErrorKind::ModelConfig) if it has no embeddings, or no text
+    /// tower. Blocks while labels are embedded, once per set.
     pub fn check(&self, wanted: &Wanted) -> Result<(), InferError> {
         self.classifier().resolve(wanted).map(drop)
     }
 
-    /// Whether it has no classes before labels are given, and can take labels.
+    /// Whether it has no classes of its own, and accepts labels.
     pub fn needs_labels(&self) -> bool {
         let classifier = self.classifier();
         !classifier.has_classes() && classifier.texts.is_ok() && classifier.embedding.is_ok()
@@ -204,11 +206,11 @@ impl Model {
         &self.inner.classifier
     }
 
-    /// What runs batches of up to `max_batch` images as instance `number`. The first one takes the session that the model was
-    /// opened with.
+    /// The backend for batches of up to `max_batch` images as instance `number`. The first one uses
+    /// the session that the model was opened with.
     ///
     /// # Errors
-    /// When a session cannot be opened.
+    /// If a session cannot be opened.
     pub(crate) fn backend(
         &self,
         number: usize,

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::ending::{self, Ending, FunctionProto, NodeProto, ValueInfoProto};
 use crate::{InferError, InferErrorKind};
 
-/// What a model's file says about itself, and what it weighs.
+/// The description and size of a model's file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct OnnxFile {
     /// Version of the file format.
@@ -19,26 +19,25 @@ pub(crate) struct OnnxFile {
     pub(crate) opsets: Vec<(String, u64)>,
     /// The program that wrote the file, with its version.
     pub(crate) producer: String,
-    /// Names of the files next to it that hold weights, sorted.
+    /// Names of the files next to it that contain weights, sorted.
     pub(crate) external: BTreeSet<String>,
-    /// Names of the inputs, without those that are weights.
+    /// Names of the inputs, without weights.
     pub(crate) inputs: Vec<String>,
-    /// The outputs that are scores already, with what they end in.
+    /// The outputs that already are scores, with their activation.
     endings: Vec<(String, Ending)>,
-    /// Weights by element type, in ONNX's numbering.
+    /// Number of weights by element type, in ONNX's numbering.
     weights: Vec<(u64, u64)>,
-    /// Bytes of the file and of those next to it.
+    /// Total bytes of the file and those next to it.
     pub(crate) bytes: u64,
-    /// SHA-256 in hex. Of a model in one file it is what `sha256sum` prints.
+    /// SHA-256 in hex. For a model in one file it equals the output of `sha256sum`.
     pub(crate) hash: String,
 }
 
 impl OnnxFile {
-    /// Reads the file at `path` but for its weights, in bounded memory. Its size and its hash are left
-    /// out.
+    /// Reads the file at `path` without its weights, size and hash, in bounded memory.
     ///
     /// # Errors
-    /// When it is missing, or is no ONNX model that keeps its weights in its folder.
+    /// If it is missing, or is not an ONNX model with weights in its folder.
     pub(crate) fn describe(path: &Path) -> Result<Self, InferError> {
         let mut file = File::open(path).map_err(|error| unreadable(path, error))?;
         let (length, beginning) = beginning(&mut file).map_err(|error| unreadable(path, error))?;
@@ -70,7 +69,7 @@ impl OnnxFile {
     /// Reads the file at `path` twice, and its external data, in bounded memory.
     ///
     /// # Errors
-    /// As [`OnnxFile::describe`], or when a file of external data is missing.
+    /// As [`OnnxFile::describe`], or if a file of external data is missing.
     pub(crate) fn read(path: &Path) -> Result<Self, InferError> {
         let mut onnx = Self::describe(path)?;
         let mut hash = Sha256::new();
@@ -85,7 +84,7 @@ impl OnnxFile {
         Ok(onnx)
     }
 
-    /// What an output ends in, if that makes it scores already.
+    /// The activation at the end of an output, if there is one.
     pub(crate) fn ending(&self, output: &str) -> Option<&Ending> {
         let mut endings = self.endings.iter();
         endings.find_map(|(name, ending)| (name == output).then_some(ending))
@@ -96,7 +95,7 @@ impl OnnxFile {
         self.weights.iter().map(|(_, count)| count).sum()
     }
 
-    /// The element type that most weights have, and by that the precision of the model.
+    /// The element type of most weights, and so the precision of the model.
     pub(crate) fn precision(&self) -> &'static str {
         let most = self.weights.iter().max_by_key(|(_, count)| *count);
         match most.map(|(element, _)| element) {
@@ -154,17 +153,17 @@ impl OnnxFile {
     }
 }
 
-/// Names of the files next to a model's file in which it keeps weights, sorted. Blocks while it reads the
-/// graph.
+/// Names of the files next to a model's file that contain weights, sorted. Blocks while it reads
+/// the graph.
 ///
 /// # Errors
-/// When it is missing, or is no ONNX model that keeps its weights in its folder.
+/// If it is missing, or is not an ONNX model with weights in its folder.
 pub fn external_data(model: &Path) -> Result<Vec<String>, InferError> {
     Ok(OnnxFile::describe(model)?.external.into_iter().collect())
 }
 
-/// The fields of ONNX's messages that are looked at; others, such as the bytes of weights, are passed
-/// over unread.
+/// The relevant fields of ONNX's messages; others, such as the bytes of weights, are skipped
+/// unread.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ModelProto {
     #[prost(int64, tag = "1")]
@@ -231,24 +230,24 @@ impl OperatorSetIdProto {
     }
 }
 
-/// A negative number stands for nothing in these fields.
+/// Negative numbers mean nothing in these fields.
 fn number(value: i64) -> u64 {
     value.try_into().unwrap_or(0)
 }
 
-/// A file as what it holds is decoded: large fields that are not needed are skipped.
+/// A file being decoded: large unneeded fields are skipped.
 struct Content<R> {
     reader: BufReader<R>,
     remaining: usize,
-    /// Bytes that may still be read.
+    /// Remaining bytes that may be read.
     budget: usize,
-    /// Why the file cannot be read on. What is decoded after it are a few zeros, and is not used.
+    /// Why the file cannot be read further. Zeros decoded after it are not used.
     failure: Option<io::Error>,
 }
 
 impl<R: Read + Seek> Content<R> {
     const BUFFER: usize = 64 << 10;
-    /// Far beyond all but the weights of a model; what is decoded takes little more memory.
+    /// Far more than any model except its weights; decoding takes little more memory.
     const BUDGET: usize = 256 << 20;
     /// Enough for any number to end in.
     const ZEROS: &'static [u8] = &[0; 16];
@@ -267,7 +266,7 @@ impl<R: Read + Seek> Content<R> {
 
     fn go_on(&mut self, count: usize) -> io::Result<()> {
         if count > self.reader.buffer().len() {
-            // A seek may go past the end of the file unnoticed; reading the last byte may not.
+            // Seeking past the end of the file may go unnoticed; reading the last byte does not.
             let ahead = i64::try_from(count - 1).map_err(io::Error::other)?;
             self.reader.seek_relative(ahead)?;
             self.reader.read_exact(&mut [0])?;
@@ -324,7 +323,7 @@ fn unreadable(path: &Path, error: io::Error) -> InferError {
     )
 }
 
-/// The length of a file and its first bytes, after which it is read from its start again.
+/// The length and the first bytes of a file, which is then read from its start again.
 fn beginning(file: &mut File) -> io::Result<(u64, Vec<u8>)> {
     let mut bytes = Vec::new();
     Read::by_ref(file).take(64).read_to_end(&mut bytes)?;

@@ -1,7 +1,7 @@
-//! One half of a graph with two: what is needed for some of its outputs, and nothing else.
+//! Extracts half of a graph: only what some of its outputs need.
 //!
-//! The file is looked at field by field and copied, so that nothing in it has to be understood that does
-//! not concern names (<https://protobuf.dev/programming-guides/encoding/>, onnx.proto).
+//! The file is parsed field by field and copied, so that only fields with names have to be
+//! understood (<https://protobuf.dev/programming-guides/encoding/>, onnx.proto).
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,13 +20,13 @@ const ATTRIBUTE_GRAPHS: u64 = 11;
 const TENSOR_NAME: u64 = 8;
 const VALUE_NAME: u64 = 1;
 
-/// Graphs inside nodes of graphs at most.
+/// Most nested graphs.
 const DEPTH: usize = 16;
 
-/// A model file with only what its outputs of these names need.
+/// A model file with only what the outputs with these names need.
 ///
 /// # Errors
-/// When it is not a complete ONNX model, or lacks one of the outputs.
+/// If it is not a complete ONNX model, or lacks one of the outputs.
 pub(crate) fn part(model: &[u8], outputs: &[&str]) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(model.len());
     for field in fields(model) {
@@ -100,7 +100,7 @@ fn part_of_graph(graph: &[u8], outputs: &[&str]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The names that a node takes and gives; those that the graphs inside it take count as its own.
+/// The names that a node uses and produces, including those used by graphs inside it.
 #[derive(Default)]
 struct Node<'a> {
     inputs: Vec<&'a str>,
@@ -138,7 +138,7 @@ impl<'a> Node<'a> {
                     (GRAPH_NODE, Some(node)) => {
                         self.inputs.extend(Self::read(node, depth)?.inputs);
                     }
-                    // What such a graph gives may be a value of the one around it.
+                    // The outputs of such a graph may be values of the surrounding one.
                     (GRAPH_OUTPUT, Some(value)) => self.inputs.push(text(value, VALUE_NAME)?),
                     _ => {}
                 }
@@ -153,13 +153,13 @@ struct Field<'a> {
     number: u64,
     /// With its number.
     whole: &'a [u8],
-    /// What it holds, if it is bytes.
+    /// Its contents, if it is bytes.
     content: Option<&'a [u8]>,
 }
 
 const BROKEN: &str = "not a complete ONNX model";
 
-/// The fields of a message in their order.
+/// The fields of a message, in order.
 fn fields(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, String>> {
     let mut rest = message;
     std::iter::from_fn(move || {
@@ -224,7 +224,7 @@ fn put(out: &mut Vec<u8>, number: u64, content: &[u8]) {
     out.extend_from_slice(content);
 }
 
-/// The text in a field of a message; empty where it is not there.
+/// The text in a field of a message; empty if absent.
 fn text(message: &[u8], number: u64) -> Result<&str, String> {
     for field in fields(message) {
         let field = field?;
@@ -274,7 +274,7 @@ mod tests {
         message(&[(number, name.as_bytes())])
     }
 
-    /// Names of the fields of this number in the graph.
+    /// Names in the graph's fields with this number.
     fn names(model: &[u8], number: u64, name: u64) -> Vec<String> {
         let graph = fields(model)
             .find_map(|field| field.unwrap().content)

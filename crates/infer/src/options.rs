@@ -2,31 +2,31 @@ use std::path::{Path, PathBuf};
 
 use crate::{Capacity, Device, Devices, InferError, InferErrorKind, Precision};
 
-/// How a model is to be run.
+/// How to run a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// Where. A device that is not there is an error, never another device.
+    /// The device. A missing device is an error, never replaced by another.
     pub devices: Devices,
     /// Threads inside one session, at least 1. They sleep between runs.
     pub intra_threads: usize,
-    /// Whether the threads of each session stay on cores of their own.
+    /// Whether to pin the threads of each session to their own cores.
     pub pin_threads: bool,
-    /// Whether images are normalised and the best classes chosen by the device, in the model's graph,
-    /// with batches padded to few sizes. Default: on GPUs.
+    /// Whether images are normalised and the best classes chosen on the device, in the model's
+    /// graph, with batches padded to few sizes. Default: on GPUs.
     pub fused: Option<bool>,
-    /// Images in the largest batch that there will be; TensorRT builds its engine for it.
+    /// Largest possible batch; TensorRT builds its engine for it.
     pub max_batch: usize,
-    /// Whether a GPU records what it does with a batch and plays it again, by CUDA graphs. Of a model
-    /// that cannot be recorded a warning says so.
+    /// Whether a GPU records and replays the work of a batch, with CUDA graphs. For a model that
+    /// cannot be recorded there is a warning.
     pub cuda_graphs: bool,
-    /// In how many bits TensorRT computes.
+    /// The precision of TensorRT.
     pub precision: Precision,
-    /// Folder for what takes long to make: TensorRT's engines, and embeddings of labels.
+    /// Folder for cached results: TensorRT's engines, and embeddings of labels.
     pub cache: Option<PathBuf>,
-    /// Most bytes of a device's memory that a session may take: of the processor's for its weights, of
-    /// a GPU's for its arena, which CUDA's libraries take memory beside.
+    /// Memory limit of a session on its device in bytes: on the CPU for its weights, on a GPU for
+    /// its arena; CUDA's libraries need additional memory.
     pub memory_limit: Option<usize>,
-    /// The most that a row may ask of a fused model.
+    /// The maximum row options of a fused model.
     pub capacity: Capacity,
 }
 
@@ -54,7 +54,7 @@ impl ModelOptions {
     }
 
     /// # Errors
-    /// Names the setting that cannot work, with its remedy.
+    /// Names the invalid setting, with its remedy.
     pub fn check(&self) -> Result<(), InferError> {
         let problem = if self.intra_threads == 0 {
             "a session without threads computes nothing; give at least 1 intra-op thread"
@@ -70,7 +70,7 @@ impl ModelOptions {
         Err(InferError::new(InferErrorKind::Settings, problem))
     }
 
-    /// Refuses a model whose weights alone take more memory than a session may.
+    /// Refuses a model whose weights alone exceed the memory limit of a session.
     pub(crate) fn check_memory(&self, dir: &Path, bytes: u64) -> Result<(), InferError> {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         match self.memory_limit {

@@ -1,21 +1,21 @@
 use std::time::{Duration, Instant};
 
-/// Time after the last live image for which batches stay small.
+/// Time after the last live image during which batches stay small.
 const LATELY: Duration = Duration::from_secs(5);
 /// Sizes of batches are distinguished by powers of two, up to this one.
 const CLASSES: usize = 16;
 /// Weight of the newest batch in the average of its class.
 const NEWEST: f64 = 0.2;
 
-/// How long batches take by their size, and so how large they may be while live work comes.
+/// Tracks the time of batches by size, to limit their size while live work arrives.
 ///
 /// Pure: the caller passes the time.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// Longest time that a batch may hold the device while live work comes.
+    /// Longest time that a batch may occupy the device while live work arrives.
     hold: Duration,
     last_live: Option<Instant>,
-    /// Seconds an image, averaged over batches of up to 1, 2, 4, … images.
+    /// Seconds per image, averaged over batches of up to 1, 2, 4, … images.
     each: [Option<f64>; CLASSES],
 }
 
@@ -28,12 +28,12 @@ impl Pace {
         }
     }
 
-    /// A live image has come.
+    /// A live image arrived.
     pub(crate) fn live(&mut self, now: Instant) {
         self.last_live = Some(now);
     }
 
-    /// A batch of `images`, at least 1, has taken this long.
+    /// A batch of `images`, at least 1, took this long.
     pub(crate) fn took(&mut self, images: usize, time: Duration) {
         let class = class(images);
         let each = time.as_secs_f64() / images.max(1) as f64;
@@ -41,7 +41,7 @@ impl Pace {
         *known = Some(known.map_or(each, |known| known + NEWEST * (each - known)));
     }
 
-    /// Images that a batch may hold at most, at least 1: any number while no live work comes.
+    /// Largest batch, at least 1: unlimited while no live work arrives.
     pub(crate) fn most(&self, now: Instant) -> usize {
         let lately = |last: Instant| now.saturating_duration_since(last) < LATELY;
         if !self.last_live.is_some_and(lately) {
@@ -61,8 +61,8 @@ impl Pace {
         }
     }
 
-    /// Seconds an image in batches of a class: as measured, or as in the next smaller class, or larger
-    /// one.
+    /// Seconds per image in batches of a class: as measured, or as in the nearest smaller class, or
+    /// else larger one.
     fn expected(&self, class: usize) -> Option<f64> {
         let smaller = self.each[..=class].iter().rev().flatten().next();
         let larger = || self.each[class..].iter().flatten().next();
@@ -70,7 +70,7 @@ impl Pace {
     }
 }
 
-/// The power of two that a size is counted with.
+/// The class of a size, by power of two.
 fn class(images: usize) -> usize {
     let power = images.max(1).next_power_of_two().trailing_zeros() as usize;
     power.min(CLASSES - 1)

@@ -3,10 +3,10 @@ use trommel_types::{Normalization, Shape};
 
 use crate::signature::{InputType, Layout};
 
-/// Pixels that are converted in one go: three rows of bytes that stay in the fastest cache.
+/// Pixels converted at once: three rows of bytes that stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// The tensor of a batch, written image by image and reused from batch to batch.
+/// The tensor of a batch, written image by image and reused for each batch.
 #[derive(Debug)]
 pub(crate) struct Packer {
     layout: Layout,
@@ -14,7 +14,7 @@ pub(crate) struct Packer {
     tensor: Tensor,
 }
 
-/// The values of a batch, in the type and order that the model takes.
+/// The values of a batch, in the model's type and order.
 #[derive(Debug)]
 enum Tensor {
     F32 {
@@ -30,7 +30,7 @@ enum Tensor {
     },
 }
 
-/// What has been packed.
+/// The packed tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Packed<'a> {
     F32(&'a [f32]),
@@ -46,8 +46,8 @@ pub(crate) struct Line {
 }
 
 impl Packer {
-    /// Takes no memory yet. A model that takes bytes gets them as they are, without
-    /// `normalization`: it does that arithmetic itself.
+    /// Allocates no memory yet. A model with byte inputs gets them unchanged, without
+    /// `normalization`, which it does itself.
     pub(crate) fn new(
         shape: Shape,
         layout: Layout,
@@ -77,7 +77,7 @@ impl Packer {
         }
     }
 
-    /// Takes memory for `batch` images, if it has not yet.
+    /// Allocates memory for `batch` images, if necessary.
     pub(crate) fn reserve(&mut self, batch: usize) {
         let length = batch * self.image;
         match &mut self.tensor {
@@ -88,7 +88,7 @@ impl Packer {
         }
     }
 
-    /// Writes the HWC pixels of an image to `place` in the batch.
+    /// Writes the HWC pixels of an image at `place` in the batch.
     pub(crate) fn write(&mut self, place: usize, pixels: &[u8]) {
         debug_assert_eq!(pixels.len(), self.image, "an image of the model's shape");
         let range = place * self.image..(place + 1) * self.image;
@@ -129,8 +129,7 @@ impl Packer {
         }
     }
 
-    /// Writes zeros from `place` up to `end`, so that what an earlier batch left there is not run
-    /// again.
+    /// Writes zeros from `place` to `end`, so that remains of an earlier batch are not run again.
     pub(crate) fn clear(&mut self, place: usize, end: usize) {
         let range = place * self.image..end * self.image;
         match &mut self.tensor {
@@ -165,10 +164,10 @@ impl Line {
     }
 }
 
-/// Splits HWC pixels into channels, which `convert` then writes to the planes of `to`.
+/// Splits HWC pixels into channels, which `convert` writes to the planes of `to`.
 ///
-/// The two steps are apart because the compiler vectorises a conversion of bytes that lie side by
-/// side, and none of bytes that lie three apart.
+/// The two steps are separate because the compiler vectorises a conversion of adjacent bytes, but
+/// not of bytes with a stride of three.
 fn planes<T>(pixels: &[u8], to: &mut [T], convert: impl Fn(usize, &[u8], &mut [T])) {
     let plane = to.len() / 3;
     let mut channels = [[0u8; BLOCK]; 3];
@@ -203,7 +202,7 @@ fn interleaved_f32(pixels: &[u8], to: &mut [f32], line: &[Line; 3]) {
 mod tests {
     use super::*;
 
-    // Neither side a multiple of a block or a step, and more than one block.
+    // Both sides are not multiples of a block or a step, and there is more than one block.
     const SHAPE: Shape = Shape {
         height: 37,
         width: 61,

@@ -1,4 +1,4 @@
-//! The product of two matrices whose rows lie in memory one after the other.
+//! The product of two row-major matrices.
 
 use std::sync::LazyLock;
 
@@ -6,19 +6,20 @@ use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch};
 use fearless_simd_macros::simd;
 
-/// What the processor can do.
+/// The processor's features.
 static LEVEL: LazyLock<Level> = LazyLock::new(Level::new);
 
-/// Bytes of `b` that are multiplied with all of `a` before the next ones, so that they stay in a core's cache.
+/// Bytes of `b` multiplied with all of `a` at a time, so that they stay in a core's cache.
 const BLOCK: usize = 256 << 10;
 
-/// `out[m, n] = a[m, k] · b[n, k]ᵀ`. A value depends on its two rows alone, whatever the neighbouring rows hold.
+/// `out[m, n] = a[m, k] · b[n, k]ᵀ`. A value depends only on its two rows, not on neighbouring
+/// rows.
 ///
-/// As both matrices lie row by row, nothing is copied into another order first, which costs libraries for
-/// general products more than the product itself where there are few classes.
+/// As both matrices are row-major, nothing is repacked first, which costs general libraries more
+/// than the product itself if there are few classes.
 ///
 /// # Panics
-/// When the slices do not hold matrices of these sizes.
+/// If the slices do not match these sizes.
 pub fn multiply(a: &[f32], b: &[f32], m: usize, k: usize, n: usize, out: &mut [f32]) {
     assert!(
         a.len() == m * k && b.len() == n * k && out.len() == m * n,
@@ -65,7 +66,7 @@ fn block<S: Simd>(
     let mut row = 0;
     while row + 4 <= rows {
         let mut column = columns.start;
-        // Only the widest registers are so many that this tile fits.
+        // Only the widest registers are numerous enough for this tile.
         while S::f32s::LEN >= 16 && column + 4 <= columns.end {
             tile::<S, 4, 4>(simd, matrices, row, column, out);
             column += 4;

@@ -1,4 +1,4 @@
-//! Where a model's time goes: node by node as ONNX Runtime's profiler measures it, and by batch.
+//! Measures a model's time: by node with ONNX Runtime's profiler, and by batch.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,19 +12,19 @@ use crate::{InferError, Model};
 
 /// Operators by which ONNX Runtime moves tensors between devices.
 const COPIES: [&str; 2] = ["MemcpyFromHost", "MemcpyToHost"];
-/// Runs that are timed at least.
+/// Least number of timed runs.
 const MIN_RUNS: usize = 5;
 
-/// Where the time of a batch goes.
+/// The time of a batch by node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Profile {
     /// Images in a batch.
     pub batch: usize,
-    /// Batches that were run.
+    /// Number of batches run.
     pub runs: usize,
-    /// Milliseconds that a batch took, the mean over the runs; the profiler's own work counts.
+    /// Mean milliseconds per batch, including the profiler's overhead.
     pub milliseconds: f64,
-    /// What ran, in the order of execution: the graph as it is after ONNX Runtime's optimisations.
+    /// The executed nodes, in order: the graph after ONNX Runtime's optimisations.
     pub nodes: Vec<NodeTime>,
 }
 
@@ -33,33 +33,33 @@ pub struct Profile {
 pub struct NodeTime {
     /// Its name in the graph.
     pub name: String,
-    /// What it computes, such as `Conv`.
+    /// Its operator, such as `Conv`.
     pub operator: String,
     /// The execution provider that ran it, such as `CPUExecutionProvider`.
     pub provider: String,
-    /// Milliseconds in a batch, the mean over the runs. On a GPU that of starting the node's work,
-    /// which goes on beside the next ones'.
+    /// Mean milliseconds per batch. On a GPU, the time to launch the node's work, which overlaps
+    /// with that of the next nodes.
     pub milliseconds: f64,
 }
 
-/// Throughput at one size of batch.
+/// Throughput at one batch size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct BatchRate {
     /// Images in a batch.
     pub batch: usize,
-    /// Milliseconds that a batch takes, from the packed tensor to scores; the median.
+    /// Median milliseconds per batch, from the packed tensor to scores.
     pub milliseconds: f64,
-    /// Images that go through in a second at that.
+    /// Images per second.
     pub images_per_second: f64,
 }
 
 impl Model {
-    /// Runs batches of black images under ONNX Runtime's profiler. A model of a fixed batch runs
+    /// Runs batches of black images under ONNX Runtime's profiler. A model with a fixed batch runs
     /// that one.
     ///
     /// # Errors
-    /// When a session cannot be opened, the model cannot run the batch, or the profiler's file
-    /// cannot be written or read.
+    /// If a session cannot be opened, the model cannot run the batch, or the profiler's file cannot
+    /// be written or read.
     pub fn profile(&self, batch: usize, runs: usize) -> Result<Profile, InferError> {
         let failed = |error: &dyn std::fmt::Display| {
             self.classifier()
@@ -71,7 +71,7 @@ impl Model {
         let mut backend = self
             .classifier()
             .measured_backend(0, batch, Some(&prefix))?;
-        // The first run takes memory, and is not counted.
+        // The first run allocates memory, and is not counted.
         for _ in 0..=runs {
             backend.blank(batch)?;
         }
@@ -80,11 +80,11 @@ impl Model {
         parse(&text, batch, runs).map_err(|error| failed(&error))
     }
 
-    /// Measures how fast batches go through one instance, over `time` and at least five runs. A
-    /// model of a fixed batch runs that one.
+    /// Measures the throughput of one instance, over `time` and at least five runs. A model with a
+    /// fixed batch runs that one.
     ///
     /// # Errors
-    /// When a session cannot be opened, or the model cannot run the batch.
+    /// If a session cannot be opened, or the model cannot run the batch.
     pub fn rate(&self, batch: usize, time: Duration) -> Result<BatchRate, InferError> {
         let batch = self.classifier().computed(batch);
         let mut backend = self.backend(0, batch)?;
@@ -114,7 +114,7 @@ impl Profile {
         copies / self.in_nodes().max(f64::MIN_POSITIVE)
     }
 
-    /// Milliseconds of a batch that were spent in nodes.
+    /// Milliseconds of a batch spent in nodes.
     pub fn in_nodes(&self) -> f64 {
         self.nodes.iter().map(|node| node.milliseconds).sum()
     }
@@ -126,7 +126,7 @@ impl NodeTime {
     }
 }
 
-/// One entry of ONNX Runtime's profile, which has the form of Chrome's trace events.
+/// An entry of ONNX Runtime's profile, in the format of Chrome's trace events.
 #[derive(Debug, Deserialize)]
 struct Event {
     #[serde(default)]
@@ -162,7 +162,7 @@ fn parse(text: &str, batch: usize, runs: usize) -> Result<Profile, String> {
     let counted = counted.ok_or_else(|| format!("it has {} runs", all_runs.len()))?;
     let counted = &all_runs[counted..];
 
-    // A node is known by its place in the graph; names need not be unique.
+    // A node is identified by its position in the graph; names need not be unique.
     let mut nodes: Vec<(u64, NodeTime)> = Vec::new();
     let mut places = HashMap::new();
     let per_run = |microseconds: u64| microseconds as f64 / 1e3 / runs as f64;

@@ -6,15 +6,15 @@ use subtle::ConstantTimeEq;
 use crate::ServeError;
 use crate::refused::Refused;
 
-/// What requests have to bring as `Authorization: Bearer TOKEN`.
+/// The token that requests must send as `Authorization: Bearer TOKEN`.
 #[derive(Clone)]
 pub struct Token(Box<[u8]>);
 
 impl Token {
-    /// The content of a file, without white space around it.
+    /// The content of a file, trimmed.
     ///
     /// # Errors
-    /// When it cannot be read, or holds nothing.
+    /// If it cannot be read, or is empty.
     pub fn read(path: &Path) -> Result<Self, ServeError> {
         let failed = |reason: String| ServeError::Token {
             path: path.to_owned(),
@@ -24,13 +24,13 @@ impl Token {
         Self::new(&text).ok_or_else(|| failed("it is empty; write the token into it".to_owned()))
     }
 
-    /// This text, without white space around it; nothing for an empty one.
+    /// This text, trimmed; `None` if it is empty.
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         (!text.is_empty()).then(|| Self(text.as_bytes().into()))
     }
 
-    /// Refuses a request without the token. The time that takes does not depend on the token's content.
+    /// Refuses a request without the token, in constant time.
     pub(crate) fn check(&self, authorization: Option<&[u8]>) -> Result<(), Refused> {
         let brought = authorization.and_then(|value| {
             let (scheme, token) = value.split_at_checked("Bearer ".len())?;

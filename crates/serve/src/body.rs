@@ -11,12 +11,12 @@ use tokio::time::timeout;
 use crate::entrance::Entrance;
 use crate::refused::Refused;
 
-/// What is read and thrown away of a body that is refused, so that its client comes to read the answer.
+/// Most bytes of a refused body that are read and discarded, so that its client reads the answer.
 const THROWN_AWAY: usize = 256 << 20;
-/// Longest time for that.
+/// Time limit for that.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The body of a request, and the room that it takes.
+/// The body of a request, and its reserved memory.
 pub(crate) struct HeldBody {
     pub(crate) bytes: Bytes,
     _room: OwnedSemaphorePermit,
@@ -25,7 +25,7 @@ pub(crate) struct HeldBody {
 /// Reads a body within the limits.
 ///
 /// # Errors
-/// When it is too large, comes too slowly, breaks off, is compressed, or has no room.
+/// If it is too large, too slow, truncated, compressed, or there is no room.
 pub(crate) async fn read(
     entrance: &Entrance,
     headers: &HeaderMap,
@@ -63,10 +63,10 @@ pub(crate) async fn read(
     }
 }
 
-/// Takes the rest of a body that is refused, and throws it away: a client that is still sending would
-/// find its connection closed before it reads why.
+/// Reads and discards the rest of a refused body: a client that is still sending would find its
+/// connection closed before it reads the reason.
 pub(crate) async fn refuse(headers: &HeaderMap, body: Body, refused: Refused) -> Refused {
-    // A client that expects to be told before it sends has sent nothing yet.
+    // A client that waits for `100 Continue` has sent nothing yet.
     if !headers.contains_key(EXPECT) {
         linger(body).await;
     }
@@ -121,6 +121,6 @@ async fn linger(mut body: Body) {
             }
         }
     };
-    // Whoever sends more, or more slowly, may find the connection closed.
+    // If a client sends more, or more slowly, its connection may be closed.
     drop(timeout(LINGER, reading).await);
 }

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use crate::entrance::Entrance;
 use crate::stall::Impatient;
 
-/// Largest head of a request in bytes.
+/// Largest request header in bytes.
 const MAX_HEAD: usize = 64 << 10;
-/// Time in which a client that is turned away may take the answer.
+/// Time limit for a refused client to read the answer.
 const TURN_AWAY: Duration = Duration::from_secs(1);
 const FULL: &str = concat!(
     "HTTP/1.1 503 Service Unavailable\r\n",
@@ -27,7 +27,7 @@ const FULL: &str = concat!(
     r#"{"error_kind":"connections","error":"serve.max-connections are open already; try again later"}"#,
 );
 
-/// What a connection is served with.
+/// The context of a connection.
 pub(crate) struct Connection {
     pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) router: Router,
@@ -36,7 +36,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Answers the requests of a connection, one after the other.
+    /// Answers the requests of a connection in sequence.
     pub(crate) async fn serve(self, stream: TcpStream) {
         let Some(tls) = &self.tls else {
             return self.answer(stream).await;
@@ -72,7 +72,7 @@ impl Connection {
     }
 }
 
-/// Turns a client away for which there is no room; over TLS without an answer, as that takes work.
+/// Refuses a client if there is no room; over TLS without an answer, as that is expensive.
 pub(crate) async fn refuse(mut stream: TcpStream, is_tls: bool) {
     if !is_tls {
         drop(timeout(TURN_AWAY, stream.write_all(FULL.as_bytes())).await);

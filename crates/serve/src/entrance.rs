@@ -16,18 +16,18 @@ use trommel_worker::{
 use crate::Token;
 use crate::refused::Refused;
 
-/// Bytes that one permit stands for.
+/// Bytes per permit.
 const UNIT: usize = 1 << 10;
 
-/// What all ways to ask share: the models, the limits, and who may ask.
+/// The shared state of all protocols: models, limits, and access.
 pub struct Entrance {
     pub(crate) answers: Arc<Answers>,
     pub(crate) config: ServeConfig,
     pub(crate) readiness: Readiness,
     pub(crate) token: Option<Token>,
-    /// Fetches images that requests name by a url, if they may.
+    /// Fetches images that requests name by url, if allowed.
     pub(crate) urls: Option<LiveUrls>,
-    /// Bytes of bodies that may be held.
+    /// Limit for the bytes of bodies in memory.
     bodies: Arc<Semaphore>,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Asked {
 }
 
 impl Entrance {
-    /// In front of these models. With a `token`, requests over HTTP have to bring it; with `urls` they may
-    /// name images by a url.
+    /// Serves these models. With a `token`, HTTP requests must send it; with `urls`, they may name
+    /// images by url.
     pub fn new(
         answers: Arc<Answers>,
         config: ServeConfig,
@@ -65,7 +65,7 @@ impl Entrance {
         }
     }
 
-    /// Fires when the process cannot answer any more.
+    /// Fires when the process has failed.
     pub fn broken(&self) -> &CancellationToken {
         self.answers.broken()
     }
@@ -75,7 +75,7 @@ impl Entrance {
         model.ok_or_else(|| Refused::unknown_model(name))
     }
 
-    /// Takes room for so many bytes of a body.
+    /// Reserves this many bytes for a body.
     pub(crate) fn hold(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Refused> {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let held = Arc::clone(&self.bodies).try_acquire_many_owned(units);
@@ -87,10 +87,10 @@ impl Entrance {
         })
     }
 
-    /// What lies at a url, and the room that it takes.
+    /// Fetches the image at a url, with its reserved memory.
     ///
     /// # Errors
-    /// When it may not be fetched, cannot be, or not in time.
+    /// If it is not allowed, or cannot be fetched in time.
     pub(crate) async fn fetch(
         &self,
         url: &str,
@@ -123,7 +123,7 @@ impl Entrance {
         self.answers.classify(&admitted, request).await
     }
 
-    /// The answers for a request of several images, in their order, [`abreast`] at a time.
+    /// The answers for a request with several images, in order, [`abreast`] at a time.
     pub(crate) async fn several(
         &self,
         admitted: &Admitted,
@@ -153,19 +153,19 @@ impl Asked {
         }
     }
 
-    /// How the rows of the request are written.
+    /// The format of the request's rows.
     pub(crate) fn shape(&self, model: &ServedModel) -> RowShape {
         RowShape::new(model.record(&self.id, &self.wanted))
     }
 }
 
-/// How many of a request's images are worked on at a time: as many as there are cores.
+/// How many images of a request are processed at a time: one per core.
 pub(crate) fn abreast(images: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, Into::into);
     images.min(cores)
 }
 
-/// When the client stops waiting for a request that came at `since`, by its header `Trommel-Deadline-Ms`.
+/// The deadline of a request that arrived at `since`, from its header `Trommel-Deadline-Ms`.
 pub(crate) fn deadline(since: Instant, header: Option<&str>) -> Result<Option<Instant>, Refused> {
     let Some(text) = header else { return Ok(None) };
     let millis: u64 = text.trim().parse().map_err(|_| {
@@ -180,7 +180,7 @@ pub(crate) fn deadline(since: Instant, header: Option<&str>) -> Result<Option<In
     }
 }
 
-/// The id of a request: the client's, if it can be one, or a new one.
+/// The id of a request: the client's, if valid, or a new one.
 pub(crate) fn request_id(header: Option<&str>) -> Arc<str> {
     let usable =
         |id: &&str| (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
@@ -190,7 +190,7 @@ pub(crate) fn request_id(header: Option<&str>) -> Arc<str> {
     }
 }
 
-/// The outcome that metrics count a row by.
+/// The outcome of a row in metrics.
 pub(crate) fn outcome(row: &Classification) -> &'static str {
     match row.outcome {
         Outcome::Ok(_) => "ok",

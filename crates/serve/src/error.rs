@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a server does not start.
+/// Why a server cannot start.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// The address is taken, or not this machine's.
+    /// The address is in use, or not on this machine.
     #[error("failed to listen at serve.listen = {address}")]
     Listen {
         /// The address.
@@ -21,16 +21,16 @@ pub enum ServeError {
     Token {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The certificate or its key cannot be used.
     #[error("serve.tls-certificate, tls-key: {0}")]
     Tls(String),
-    /// Settings do not fit together.
+    /// Settings contradict each other.
     #[error("{0}")]
     Settings(String),
-    /// The broker did not take the service.
+    /// The broker refused the service.
     #[error("failed to answer over NATS: {0}")]
     Nats(String),
 }

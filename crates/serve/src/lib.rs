@@ -1,16 +1,16 @@
 //! Answers requests for the labels of single images, over HTTP and NATS.
 //!
-//! In flow order: a [`Server`] listens over HTTP, a [`NatsService`] on the broker, and [`LiveSources`]
-//! reads frames of live sources there, each in front of
-//! the [`Answers`](trommel_worker::Answers) that do the work; an [`Entrance`] is what they share.
+//! In flow order: a [`Server`] listens over HTTP, a [`NatsService`] on the broker, and
+//! [`LiveSources`] reads frames of live sources there. All of them use the
+//! [`Answers`](trommel_worker::Answers) that do the work, and share an [`Entrance`].
 //!
-//! Guarantees. A request is read, let in, worked on and answered within limits of size, number and
-//! time; what is over them is refused with a reason, and nobody who is slow keeps others waiting. A
-//! request that was let in is answered, also while the process stops. The answer for an image is its
+//! Guarantees. A request is read, admitted, processed and answered within limits of size, number
+//! and time; a request above a limit is refused with a reason, and slow clients do not delay
+//! others. An admitted request is answered, even while the process stops. The answer for an image
+//! is its row, as a job would write it.
 //! row, as a job would write it.
-//!
-//! Deliberately absent: decoding and models, which are the worker's; queues and retries, which are
-//! the client's; arguments and signals, which are the binary's.
+//! Deliberately absent: decoding and models, which belong to the worker; queues and retries, which
+//! belong to the client; arguments and signals, which belong to the binary.
 
 mod access;
 mod body;

@@ -14,18 +14,18 @@ use crate::entrance::{Asked, Entrance, Image, outcome};
 use crate::live_turns::{Dropped, Turns};
 use crate::metrics;
 
-/// What the rows of frames have as their job.
+/// The job id in the rows of frames.
 const JOB: &str = "live";
-/// Headers of a frame that its result has too.
+/// Headers of a frame that are copied to its result.
 const PASSED_ON: [&str; 2] = [LIVE_FRAME, LIVE_FRAME_TIME];
 
-/// Classifies frames of live sources, the newest of each, and publishes what became of them.
+/// Classifies the newest frames of live sources, and publishes the results.
 ///
 /// Processes with the same model share the frames.
 pub struct LiveSources {
     reader: LiveReader,
     work: Arc<Work>,
-    /// Frames that are worked on at once.
+    /// Frames processed at once.
     abreast: usize,
 }
 
@@ -34,15 +34,15 @@ struct Work {
     entrance: Arc<Entrance>,
     model: Arc<ServedModel>,
     turns: Mutex<Turns>,
-    /// Wakes who waits for a frame that may be taken.
+    /// Wakes waiters when a frame may be taken.
     changed: Notify,
 }
 
 impl LiveSources {
-    /// Begins to read the sources that the settings name, so many frames at once as `abreast`.
+    /// Starts reading the sources in the settings; `abreast` frames are processed at once.
     ///
     /// # Errors
-    /// When there is no such model, or the broker denies the frames to this user.
+    /// If there is no such model, or the broker denies the frames to this user.
     pub async fn start(
         broker: &Broker,
         entrance: Arc<Entrance>,
@@ -67,10 +67,10 @@ impl LiveSources {
         })
     }
 
-    /// Classifies until `stop` fires, then the frames that have been begun.
+    /// Classifies until `stop` fires, then finishes the frames in progress.
     ///
     /// # Errors
-    /// When the broker denies the frames.
+    /// If the broker denies the frames.
     pub async fn run(self, stop: CancellationToken) -> Result<(), ServeError> {
         let Self {
             mut reader,
@@ -193,8 +193,8 @@ impl Work {
     }
 }
 
-/// When a frame was taken, in microseconds since the Unix epoch: by its header, else when the broker got
-/// it.
+/// When a frame was taken, in microseconds since the Unix epoch: from its header, else its arrival
+/// at the broker.
 fn taken_at(frame: &LiveFrame) -> i64 {
     let header = frame.headers.get(LIVE_FRAME_TIME);
     let millis = header.and_then(|millis| millis.as_str().trim().parse::<i64>().ok());

@@ -1,4 +1,4 @@
-//! Whose frame is classified next.
+//! Decides which frame is classified next.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,19 +9,19 @@ use trommel_worker::LiveConfig;
 /// Why a frame was not classified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dropped {
-    /// A newer one of its source came before its turn.
+    /// A newer one from its source arrived before its turn.
     Superseded,
-    /// It is not one of those that `live.stride` takes.
+    /// `live.stride` skips it.
     Stride,
-    /// It came before `live.max-rate` allows.
+    /// It exceeds `live.max-rate`.
     MaxRate,
-    /// There are `live.max-sources` sources already.
+    /// There are already `live.max-sources` sources.
     Sources,
     /// It is larger than `serve.max-body`.
     TooLarge,
     /// The model had no room for it among requests.
     Shed,
-    /// The broker replaced it by a newer one before anybody read it.
+    /// The broker replaced it with a newer one before it was read.
     Replaced,
 }
 
@@ -36,7 +36,7 @@ impl Dropped {
         Self::Replaced,
     ];
 
-    /// The reason as metrics name it.
+    /// The reason in metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Superseded => "superseded",
@@ -50,9 +50,9 @@ impl Dropped {
     }
 }
 
-/// The newest frame of each source, and whose turn it is: of those that have a frame and room, the one
-/// that was served longest ago. So each has an equal share of what there is, and what one leaves is the
-/// others'.
+/// The newest frame of each source, and whose turn it is: among sources with a frame and room, the
+/// one that was served longest ago. Each has an equal share of the capacity, and the others use
+/// what one leaves.
 pub(crate) struct Turns {
     config: LiveConfig,
     sources: BTreeMap<String, Source>,
@@ -81,7 +81,7 @@ impl Turns {
         }
     }
 
-    /// Takes a frame. Gives why one was dropped for it, this one or another.
+    /// Adds a frame. Returns why one was dropped for it, this one or another.
     pub(crate) fn offer(&mut self, frame: LiveFrame, now: Instant) -> Option<Dropped> {
         if !self.sources.contains_key(&frame.source) {
             if self.sources.len() >= self.config.max_sources.get() {
@@ -100,7 +100,7 @@ impl Turns {
                 in_flight: 0,
                 came: 0,
                 next: now,
-                // Behind those that wait already.
+                // After those already waiting.
                 last_turn: self.turns,
                 last_came: now,
             });
@@ -115,7 +115,7 @@ impl Turns {
                 return Some(Dropped::MaxRate);
             }
             let interval = Duration::try_from_secs_f64(1.0 / rate).unwrap_or(Duration::MAX);
-            // A frame that comes a little late does not delay those behind it.
+            // A slightly late frame does not delay the following ones.
             let from = now
                 .checked_sub(interval)
                 .map_or(now, |earliest| earliest.max(source.next));
@@ -124,7 +124,7 @@ impl Turns {
         source.waiting.replace(frame).map(|_| Dropped::Superseded)
     }
 
-    /// The frame whose turn it is; [`Turns::done`] has to follow.
+    /// The next frame; [`Turns::done`] has to follow.
     pub(crate) fn take(&mut self) -> Option<LiveFrame> {
         let most = self.config.max_in_flight.get();
         let ready = self.sources.values_mut();
@@ -136,21 +136,21 @@ impl Turns {
         source.waiting.take()
     }
 
-    /// Whether [`Turns::take`] gives a frame.
+    /// Whether [`Turns::take`] returns a frame.
     pub(crate) fn has_ready(&self) -> bool {
         let most = self.config.max_in_flight.get();
         let mut sources = self.sources.values();
         sources.any(|source| source.waiting.is_some() && source.in_flight < most)
     }
 
-    /// A frame of a source was worked on.
+    /// A frame of a source was processed.
     pub(crate) fn done(&mut self, source: &str) {
         if let Some(source) = self.sources.get_mut(source) {
             source.in_flight = source.in_flight.saturating_sub(1);
         }
     }
 
-    /// Sources that are known.
+    /// Number of known sources.
     pub(crate) fn sources(&self) -> usize {
         self.sources.len()
     }
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(turns.take().unwrap().sequence, 3);
     }
 
-    /// One that sends a hundred times as often as the others, and one that sends seldom.
+    /// One source sends a hundred times as often as the others, and one rarely.
     #[test]
     fn shares_are_fair_whoever_sends_most() {
         let (mut turns, now) = (Turns::new(config(1)), Instant::now());
@@ -210,7 +210,7 @@ mod tests {
             if round % 100 == 0 {
                 turns.offer(frame("rare", round), now);
             }
-            // There is time for two frames a round.
+            // There is time for two frames per round.
             for _ in 0..2 {
                 let frame = turns.take().unwrap();
                 *served.entry(frame.source.clone()).or_default() += 1;
@@ -247,7 +247,7 @@ mod tests {
         };
         let mut turns = Turns::new(slow);
         let mut taken = 0;
-        // 25 frames a second for ten seconds.
+        // 25 frames per second for ten seconds.
         for number in 0..250u32 {
             let at = now + number * Duration::from_millis(40);
             if turns.offer(frame("a", number.into()), at) != Some(Dropped::MaxRate) {

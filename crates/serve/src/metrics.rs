@@ -8,15 +8,15 @@ use metrics::{
 
 use crate::live_turns::Dropped;
 
-/// Name of the histogram of what requests take.
+/// Name of the histogram of request times.
 pub const REQUEST_SECONDS: &str = "trommel_request_seconds";
-/// Upper ends of its buckets, in seconds: fine where budgets are.
+/// Upper bounds of its buckets in seconds, fine in the range of budgets.
 pub const REQUEST_BUCKETS: [f64; 14] = [
     0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5, 1.0, 5.0,
 ];
 const SHED: &str = "trommel_requests_shed_total";
 const EXPIRED: &str = "trommel_requests_expired_total";
-/// Name of the histogram of how old frames of live sources are once they have their result.
+/// Name of the histogram of the age of live frames when they have their result.
 pub const FRAME_AGE_SECONDS: &str = "trommel_live_frame_age_seconds";
 const FRAMES_DROPPED: &str = "trommel_live_frames_dropped_total";
 const LIVE_SOURCES: &str = "trommel_live_sources";
@@ -48,13 +48,13 @@ pub fn describe_metrics() {
     describe_gauge!(LIVE_SOURCES, "Live sources that are known");
 }
 
-/// Shows the counters of an entrance from its start.
+/// Publishes the counters of an entrance from its start.
 pub(crate) fn begin(entrance: &'static str) {
     counter!(SHED, "entrance" => entrance).increment(0);
     counter!(EXPIRED, "entrance" => entrance).increment(0);
 }
 
-/// Shows the counters of live sources from their start.
+/// Publishes the counters of live sources from their start.
 pub(crate) fn begin_live() {
     for reason in Dropped::ALL {
         live_dropped(reason, 0);
@@ -67,18 +67,18 @@ pub(crate) fn live_dropped(reason: Dropped, frames: u64) {
     counter!(FRAMES_DROPPED, "reason" => reason.as_str()).increment(frames);
 }
 
-/// A frame has its result: `ok`, `failed` or `error`; so many microseconds after it was taken.
+/// A frame has its result, `ok`, `failed` or `error`, this many microseconds after it was taken.
 pub(crate) fn live_done(outcome: &'static str, age: i64) {
     let seconds = age.max(0) as f64 / 1e6;
     histogram!(FRAME_AGE_SECONDS, "outcome" => outcome).record(seconds);
 }
 
-/// Shows how many live sources are known.
+/// Sets the number of known live sources.
 pub(crate) fn live_sources(sources: usize) {
     gauge!(LIVE_SOURCES).set(sources as f64);
 }
 
-/// A request in flight. One whose client leaves before it is answered counts as gone.
+/// A request in flight. If its client leaves before the answer, it counts as gone.
 pub(crate) struct Observed {
     entrance: &'static str,
     since: Instant,
@@ -86,7 +86,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// Of a request that came at `since`.
+    /// For a request that arrived at `since`.
     pub(crate) fn begin(entrance: &'static str, since: Instant) -> Self {
         Self {
             entrance,
@@ -95,7 +95,7 @@ impl Observed {
         }
     }
 
-    /// The request has its answer: `ok`, `failed`, `refused`, `shed`, `expired` or `error`.
+    /// The request was answered: `ok`, `failed`, `refused`, `shed`, `expired` or `error`.
     pub(crate) fn end(mut self, outcome: &'static str) {
         self.outcome = outcome;
     }

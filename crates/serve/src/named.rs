@@ -1,4 +1,4 @@
-//! Images that requests name by a url.
+//! Images that requests name by url.
 
 use std::time::Instant;
 
@@ -10,24 +10,24 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::entrance::{Entrance, Image};
 use crate::refused::Refused;
 
-/// The content type of a request that names its image.
+/// The content type of a request with a url.
 pub(crate) const CONTENT_TYPE: &str = "application/json";
 
-/// Images of one request that are fetched at a time.
+/// Images of one request fetched at a time.
 const ABREAST: usize = 4;
 
-/// What such a request holds.
+/// The body of such a request.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Named {
     url: String,
 }
 
-/// Reads a request that names its image, and fetches that. The row's uri is the url unless there is
-/// another. The image may be held as long as the permit.
+/// Reads a request with a url, and fetches the image. The row's uri is the url unless another is
+/// given. The image may be held as long as the permit.
 ///
 /// # Errors
-/// When the request is malformed, or as [`Entrance::fetch`].
+/// If the request is malformed, or as [`Entrance::fetch`].
 pub(crate) async fn fetch(
     entrance: &Entrance,
     request: Bytes,
@@ -44,10 +44,10 @@ pub(crate) async fn fetch(
     Ok((Image { uri, bytes }, room))
 }
 
-/// Fetches the images at these urls, in their order. They may be held as long as the permits.
+/// Fetches the images at these urls, in order. They may be held as long as the permits.
 ///
 /// # Errors
-/// As [`Entrance::fetch`], for the first that cannot be.
+/// As [`Entrance::fetch`], for the first that fails.
 pub(crate) async fn fetch_all(
     entrance: &Entrance,
     urls: &[Bytes],

@@ -24,11 +24,11 @@ use crate::params::Params;
 use crate::refused::Refused;
 use crate::trace::request_span;
 
-/// The processes that share the requests, by the service's name on the broker.
+/// The queue group that shares the requests, named after the service.
 const SERVICE: &str = "trommel-classify";
-/// What `Accept` says for MessagePack.
+/// The value of `Accept` for MessagePack.
 const MSGPACK: [&str; 2] = ["application/msgpack", "application/x-msgpack"];
-/// Headers that are parameters of rows, by the parameter.
+/// Headers with row parameters, by parameter.
 const PARAMS: [(&str, &str); 8] = [
     ("Trommel-Uri", "uri"),
     ("Trommel-Top-K", "top_k"),
@@ -40,38 +40,38 @@ const PARAMS: [(&str, &str); 8] = [
     ("Trommel-Template", "template"),
 ];
 
-/// A request, and how it is answered.
+/// A request, and how to answer it.
 enum Asking {
-    /// One that the service was given.
+    /// Received from the service.
     Given(Request),
-    /// One that may have been lost while the service ended.
+    /// Possibly lost while the service ended.
     Missed(Message, Client),
 }
 
 /// Where the image of a request is.
 enum Way {
-    /// In the request, which was let in.
+    /// In the admitted request.
     Here(Admitted),
-    /// At a url; it is let in once it has been fetched.
+    /// At a url; admitted once fetched.
     Fetched(Arc<ServedModel>),
 }
 
-/// Answers requests on `PREFIX.classify.MODEL`, as a NATS service that others of its kind share the
-/// requests with.
+/// Answers requests on `PREFIX.classify.MODEL`, as a NATS service that shares the requests with
+/// other instances.
 pub struct NatsService {
     service: Service,
     requests: SelectAll<BoxStream<'static, (Arc<ServedModel>, Request)>>,
-    /// What is asked, by the subjects of the models.
+    /// The requests, by the subjects of the models.
     subjects: Vec<(String, Arc<ServedModel>)>,
     broker: Broker,
     entrance: Arc<Entrance>,
 }
 
 impl NatsService {
-    /// Makes the models known to the broker.
+    /// Registers the models with the broker.
     ///
     /// # Errors
-    /// When the broker does not take the service, or denies its subjects to this user.
+    /// If the broker refuses the service, or denies its subjects to this user.
     pub async fn start(broker: &Broker, entrance: Arc<Entrance>) -> Result<Self, ServeError> {
         let failed = |error: async_nats::Error| ServeError::Nats(error.to_string());
         let service = broker
@@ -110,7 +110,7 @@ impl NatsService {
         })
     }
 
-    /// Answers until `stop` fires, then the requests that the server has given this process by then.
+    /// Answers until `stop` fires, then the requests already delivered to this process.
     pub async fn run(self, stop: CancellationToken) {
         let (mut this, open) = (self, TaskTracker::new());
         while let Some(Some((model, request))) =
@@ -123,7 +123,7 @@ impl NatsService {
         open.wait().await;
     }
 
-    /// Ends the service, and begins with all requests that the server has given it by then.
+    /// Ends the service, and starts all requests already delivered.
     async fn leave(self, open: &TaskTracker) {
         let Self {
             service,
@@ -137,7 +137,7 @@ impl NatsService {
         if let Err(error) = service.stop().await {
             tracing::debug!(%error, "the service was not deregistered");
         }
-        // No more come; those that have are still there.
+        // No more arrive; those received are still queued.
         let mut taken = Vec::new();
         while let Some((model, request)) = requests.next().await {
             taken.push(request.message.clone());
@@ -163,8 +163,8 @@ impl NatsService {
     }
 }
 
-/// Lets a request in, or refuses it, and answers it on a task of its own: no more are open than are let
-/// in, and than images may be fetched at a time.
+/// Admits or refuses a request, and answers it on its own task: the number of open requests is
+/// limited by admission, and by the number of concurrent fetches.
 fn take(entrance: &Arc<Entrance>, open: &TaskTracker, model: &Arc<ServedModel>, request: Asking) {
     let since = Instant::now();
     let observed = Observed::begin("nats", since);
@@ -280,7 +280,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).map(|value| value.as_str())
 }
 
-/// A refusal as services give it: a code as in HTTP, and a line that begins with the kind.
+/// A refusal as a NATS service error: a code as in HTTP, and a line that begins with the kind.
 fn service_error(refused: &Refused) -> ServiceError {
     let line = format!("{}: {}", refused.kind, refused.message);
     ServiceError {
@@ -289,7 +289,7 @@ fn service_error(refused: &Refused) -> ServiceError {
     }
 }
 
-/// A name that services may have.
+/// A valid name of a service.
 fn endpoint_name(model: &str) -> String {
     let allowed = |c: char| {
         if c.is_ascii_alphanumeric() || c == '-' {

@@ -7,10 +7,10 @@ use trommel_worker::ServedModel;
 
 use crate::refused::Refused;
 
-/// What a request asks of its rows.
+/// The row options of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Params {
-    /// What the row has as its uri.
+    /// The uri in the row.
     pub(crate) uri: Option<String>,
     changes: Vec<Change>,
 }
@@ -27,10 +27,10 @@ enum Change {
 }
 
 impl Params {
-    /// Reads the query of a URL.
+    /// Parses the query of a url.
     ///
     /// # Errors
-    /// Names a parameter that is unknown, and a value that cannot be used.
+    /// Names a parameter that is unknown or has an invalid value.
     pub(crate) fn of_query(query: Option<&str>) -> Result<Self, Refused> {
         let mut params = Self::default();
         for (name, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
@@ -74,10 +74,10 @@ impl Params {
         Ok(())
     }
 
-    /// What rows of this model are to hold.
+    /// The row options for this model.
     ///
     /// # Errors
-    /// When the model cannot give such rows.
+    /// If the model does not support such rows.
     pub(crate) async fn wanted(&self, model: &ServedModel) -> Result<Arc<Wanted>, Refused> {
         let wanted = self.changed(Wanted::clone(model.wanted()))?;
         Ok(model.rows(wanted).await?)

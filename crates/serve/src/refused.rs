@@ -5,7 +5,7 @@ use serde::Serialize;
 use trommel_types::ErrorKind;
 use trommel_worker::{NotAnswered, UrlFault, UrlFaultKind};
 
-/// Why a request has no row, or is invalid.
+/// Why a request gets no row, or is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
@@ -15,7 +15,7 @@ pub(crate) struct Refused {
     pub(crate) message: String,
 }
 
-/// A refusal as a client reads it.
+/// A refusal as sent to the client.
 #[derive(Debug, Serialize)]
 pub(crate) struct Refusal<'a> {
     error_kind: &'a str,
@@ -59,7 +59,7 @@ impl Refused {
         )
     }
 
-    /// A request that names a url where none may be fetched.
+    /// A request with a url where none may be fetched.
     pub(crate) fn no_urls() -> Self {
         Self::unsupported(
             "the request names a url, but this server fetches none (serve.allow-url names no place); send the image's bytes",
@@ -83,7 +83,7 @@ impl Refused {
         serde_json::to_vec(&refusal).expect("two texts are JSON")
     }
 
-    /// The outcome that metrics count it by.
+    /// The outcome in metrics.
     pub(crate) fn outcome(&self) -> &'static str {
         match self.kind {
             "full" => "shed",
@@ -93,7 +93,7 @@ impl Refused {
         }
     }
 
-    /// The response with this body, and the headers that belong to the status.
+    /// The response with this body, and the headers for the status.
     pub(crate) fn response(&self, body: Vec<u8>) -> Response {
         let mut response = json(self.status, body);
         let headers = response.headers_mut();
@@ -152,7 +152,7 @@ pub(crate) fn json(status: StatusCode, body: impl Into<axum::body::Body>) -> Res
     response
 }
 
-/// The status of the answer for an image that has no label.
+/// The status of the answer for an image without a label.
 pub(crate) fn status_of(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::UnknownFormat | ErrorKind::Unsupported => StatusCode::UNSUPPORTED_MEDIA_TYPE,

@@ -18,7 +18,7 @@ use crate::connection::{self, Connection};
 use crate::entrance::Entrance;
 use crate::{ServeError, http};
 
-/// Wait after the system has given no connection, as when it has no file descriptors left.
+/// Wait after the system could not accept a connection, as when file descriptors run out.
 const BREATH: Duration = Duration::from_millis(50);
 
 /// Answers over HTTP.
@@ -29,10 +29,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, without taking a connection yet.
+    /// Binds the address, without accepting connections yet.
     ///
     /// # Errors
-    /// When the address is taken, or the certificate cannot be used.
+    /// If the address is in use, or the certificate is invalid.
     pub async fn bind(entrance: Arc<Entrance>) -> Result<Self, ServeError> {
         let config = &entrance.config;
         let tls = tls(config)?;
@@ -48,16 +48,16 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Its address.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// If the system does not report it.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Answers until `stop` fires, then the requests that have begun. Connections without a request
-    /// are closed then.
+    /// Answers until `stop` fires, then finishes the requests in progress. Idle connections are
+    /// closed then.
     pub async fn run(self, stop: CancellationToken) {
         let Self {
             listener,
@@ -75,7 +75,7 @@ impl Server {
                     continue;
                 }
             };
-            // An answer is one small write, which is to leave at once.
+            // An answer is one small write that should be sent at once.
             drop(stream.set_nodelay(true));
             let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
                 open.spawn(connection::refuse(stream, tls.is_some()));

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// A stream whose writes fail once the other side has taken nothing for a while.
+/// A stream whose writes fail once the peer has not read for a while.
 pub(crate) struct Impatient<S> {
     stream: S,
     patience: Duration,
     timer: Pin<Box<Sleep>>,
-    /// Whether a write waits, and so the timer counts.
+    /// Whether a write is pending, so that the timer runs.
     waits: bool,
 }
 
@@ -25,7 +25,7 @@ impl<S> Impatient<S> {
         }
     }
 
-    /// Passes on what a write gives; one that waits for too long is an error.
+    /// Passes on the result of a write; one that is pending for too long fails.
     fn watched<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -103,7 +103,7 @@ mod tests {
         near.write_all(&[0; 16]).await.unwrap();
         let error = near.write_all(&[0; 16]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        // One that takes something again is written to.
+        // A peer that reads again is written to.
         far.read_exact(&mut [0; 16]).await.unwrap();
         near.write_all(&[0; 16]).await.unwrap();
     }

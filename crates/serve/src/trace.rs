@@ -9,7 +9,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 /// Headers that carry the trace of a request.
 const HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 
-/// The span of a request, in the trace that its headers name. `header` looks one up.
+/// The span of a request, in the trace named by its headers. `header` looks one up.
 pub(crate) fn request_span(
     entrance: &'static str,
     header: impl Fn(&str) -> Option<String>,

@@ -1,8 +1,7 @@
-//! Bounds of shares, and whether two samples have the same shares.
+//! Confidence bounds of shares, and a test whether two samples have the same shares.
 
-/// The largest share that is still likely when `hits` of `trials` were seen: the one-sided upper bound of
-/// Clopper and Pearson (1934) at the level `1 - alpha`. Exact: it holds for every share and every number
-/// of trials.
+/// The one-sided upper bound of a share by Clopper and Pearson (1934), given `hits` of `trials`, at
+/// the level `1 - alpha`. Exact for every share and number of trials.
 pub(super) fn upper(hits: usize, trials: usize, alpha: f64) -> f64 {
     if hits >= trials {
         return 1.0;
@@ -19,12 +18,12 @@ pub(super) fn upper(hits: usize, trials: usize, alpha: f64) -> f64 {
     high
 }
 
-/// As [`upper`], the smallest share.
+/// The lower bound, like [`upper`].
 pub(super) fn lower(hits: usize, trials: usize, alpha: f64) -> f64 {
     1.0 - upper(trials - hits, trials, alpha)
 }
 
-/// The probability of at most so many hits.
+/// The probability of at most this many hits.
 fn at_most(hits: usize, trials: usize, share: f64) -> f64 {
     let (ln_hit, ln_miss) = (share.ln(), (1.0 - share).ln());
     let mut ln_choose = 0.0;
@@ -39,14 +38,14 @@ fn at_most(hits: usize, trials: usize, share: f64) -> f64 {
     sum
 }
 
-/// Counts below which a class joins the others.
+/// Expected counts below which a class is merged with others.
 const FEW: f64 = 5.0;
 /// 99 % of the normal distribution.
 const NOTICED: f64 = 2.326;
 
-/// Whether two samples are so different that it happens by chance once in a hundred times: Pearson's
-/// chi-squared test of homogeneity, with the approximation of Wilson and Hilferty (1931). Counts are by
-/// class, in the same order.
+/// Whether two samples differ more than happens by chance once in a hundred times: Pearson's
+/// chi-squared test of homogeneity, with the approximation of Wilson and Hilferty (1931). Counts
+/// are by class, in the same order.
 pub(super) fn differ(before: &[usize], now: &[usize]) -> bool {
     let (all_before, all_now) = (total(before), total(now));
     if all_before == 0.0 || all_now == 0.0 {

@@ -1,17 +1,18 @@
-//! From which score on a small model decides alone.
+//! Learns the score from which a small model decides alone.
 //!
-//! What is wanted is a share of images whose label is the large model's. Where the large model decides it
-//! is so; so the share at risk is that of images which the small one decides and gets another label for.
+//! The promise is a share of images whose label is the large model's. Where the large model decides
+//! it always is; so the share at risk is that of images which the small model decides differently.
 //!
-//! A quarter of the sample shapes the thresholds: for each class, the probability that the labels are the
-//! same is fitted as a logistic curve of the score's logit (as in Platt, "Probabilistic outputs for support
-//! vector machines", 1999; held to the curve of all classes by a ridge, as a class may have few images, and
-//! that one to the score itself). A level of strictness is the doubt up to which a class decides. The
-//! levels are then tried on the rest of the sample from the strictest on, as long as the upper bound of
-//! Clopper and Pearson of the share at risk is within what was asked for. As the order is fixed before, and
-//! the trial ends with the first level that fails, the last one that passes keeps the promise with the level
-//! of that bound, 95 %, however many levels there are and however badly the curves fit: fixed sequence
-//! testing, as in Angelopoulos, Bates, Candès, Jordan and Lei, "Learn then Test" (2021).
+//! A quarter of the sample is used to fit thresholds: for each class, the probability of equal
+//! labels is fitted as a logistic curve of the score's logit (as in Platt, "Probabilistic outputs
+//! for support vector machines", 1999), regularised by a ridge towards the curve of all classes, as
+//! a class may have few images, and that one towards the score itself. A level of strictness is the
+//! doubt up to which a class decides. The levels are then tested on the rest of the sample from the
+//! strictest on, as long as the Clopper-Pearson upper bound of the share at risk is within the
+//! promise. As the order is fixed in advance, and testing stops at the first failure, the last
+//! level that passes keeps the promise at the level of that bound, 95 %, however many levels there
+//! are and however badly the curves fit: fixed sequence testing, as in Angelopoulos, Bates, Candès,
+//! Jordan and Lei, "Learn then Test" (2021).
 
 use std::collections::BTreeMap;
 
@@ -30,41 +31,41 @@ pub struct Pair {
     pub agrees: bool,
 }
 
-/// When the small model decides, and what is known of that.
+/// When the small model decides, with the statistics of the test.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Rule {
-    /// The score that a label needs; a label without one never decides.
+    /// The score that a label needs; a label without one is never accepted.
     pub thresholds: BTreeMap<String, f32>,
-    /// Images that the rule was tried on.
+    /// Images that the rule was tested on.
     pub tried: usize,
-    /// Of these, the ones that the small model would decide.
+    /// Of these, those that the small model would decide.
     pub decided: usize,
-    /// Of these, the ones whose label is not the large model's.
+    /// Of these, those whose label differs from the large model's.
     pub other: usize,
-    /// The share of all tried images whose label is the large model's.
+    /// Share of all tested images whose label is the large model's.
     pub agreement: f64,
-    /// The interval of this share, at 95 % (Clopper and Pearson).
+    /// The 95 % interval of this share (Clopper and Pearson).
     pub interval: [f64; 2],
 }
 
-/// Chance that a rule keeps its promise by luck alone.
+/// Probability that a rule passes by chance.
 const ALPHA: f64 = 0.05;
-/// One image in so many shapes the thresholds.
+/// One image in this many is used for fitting.
 const SHAPING: usize = 4;
 /// Levels of strictness.
 const LEVELS: usize = 60;
-/// Doubt of the strictest level; the loosest has nearly 1.
+/// Doubt of the strictest level; that of the loosest is nearly 1.
 const STRICTEST: f64 = 0.0002;
 
 impl Rule {
-    /// Whether the small model's label stands.
+    /// Whether the small model's label is accepted.
     pub fn decides(&self, label: &str, score: f32) -> bool {
         let threshold = self.thresholds.get(label);
         threshold.is_some_and(|threshold| score >= *threshold)
     }
 
-    /// Learns the rule from a random sample, for a share of at least `agree`, 0 to 1. If the sample is too
-    /// small to promise that, no label has a threshold.
+    /// Learns the rule from a random sample, for a share of at least `agree`, 0 to 1. If the sample
+    /// is too small for that, no label has a threshold.
     pub fn learn(sample: &[Pair], agree: f64) -> Self {
         let mut shaping: BTreeMap<&str, Vec<(f64, bool)>> = BTreeMap::new();
         let mut tried = Vec::new();
@@ -120,14 +121,14 @@ impl Rule {
     }
 }
 
-/// The probability of the same label as a logistic curve of the score's logit.
+/// The probability of equal labels as a logistic curve of the score's logit.
 #[derive(Debug, Clone, Copy)]
 struct Curve {
     shift: f64,
     slope: f64,
 }
 
-/// The logit of a score, as far as it can be one.
+/// The logit of a score, clamped.
 fn logit(score: f32) -> f64 {
     let score = f64::from(score).clamp(1e-6, 1.0 - 1e-6);
     (score / (1.0 - score)).ln()
@@ -140,8 +141,8 @@ impl Curve {
         slope: 1.0,
     };
 
-    /// The curve that fits these logits best, held to this one by a ridge of one image's weight: Newton's
-    /// steps, each halved until it is one forward.
+    /// The curve that fits these logits best, regularised towards this one by a ridge with the
+    /// weight of one image: Newton's method with step halving.
     fn fitted(self, scores: &[(f64, bool)]) -> Self {
         let mut curve = self;
         let mut loss = curve.loss(self, scores);
@@ -183,17 +184,17 @@ impl Curve {
         let ridge = (self.shift - held_to.shift).powi(2) + (self.slope - held_to.slope).powi(2);
         let each = scores.iter().map(|(logit, agrees)| {
             let sure = self.shift + self.slope * logit;
-            // The logarithm of the probability of what was seen, without overflow.
+            // The log-likelihood, without overflow.
             let against = if *agrees { -sure } else { sure };
             against.max(0.0) + (-against.abs()).exp().ln_1p()
         });
         ridge / 2.0 + each.sum::<f64>()
     }
 
-    /// The score from which on the doubt is at most this; none if there is no such score.
+    /// The score from which the doubt is at most this; `None` if there is none.
     fn threshold(self, doubt: f64) -> Option<f32> {
         if self.slope <= 0.0 {
-            // No score says more than another: all of them decide, or none.
+            // All scores mean the same: all of them decide, or none.
             let worst = 1.0 - self.at(logit(1.0));
             return (worst <= doubt).then_some(0.0);
         }
@@ -202,7 +203,7 @@ impl Curve {
     }
 }
 
-/// Whether the small model sees other classes, or the models agree less or more often, than before.
+/// Whether the small model's classes, or the rate of agreement, have changed.
 pub fn has_shifted(before: &[Pair], now: &[Pair]) -> bool {
     let all = before.iter().chain(now);
     let mut labels: Vec<_> = all.map(|pair| (&*pair.label, pair.agrees)).collect();
@@ -222,7 +223,7 @@ pub fn has_shifted(before: &[Pair], now: &[Pair]) -> bool {
 mod tests {
     use super::*;
 
-    /// Numbers from 0 to 1 that look random; the same for the same seed.
+    /// Pseudorandom numbers from 0 to 1.
     struct Numbers(u64);
 
     impl Numbers {
@@ -235,8 +236,8 @@ mod tests {
             ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        /// An image whose label is right with its score as probability, but of class 0 half as often
-        /// wrong as the score says, and of class 1 twice as often.
+        /// An image whose label is right with its score as probability, except that class 0 is
+        /// wrong half as often, and class 1 twice as often.
         fn pair(&mut self) -> Pair {
             let class = (self.next() * 5.0) as usize;
             let score = 1.0 - 0.4 * self.next().powi(6);
@@ -287,7 +288,7 @@ mod tests {
         assert!((found.slope - made.slope).abs() < 0.05, "{found:?}");
         let at = found.threshold(0.1).unwrap();
         assert!((found.at(logit(at)) - 0.9).abs() < 1e-3);
-        // What is perfect is held by the ridge.
+        // Perfect agreement is kept in check by the ridge.
         let perfect: Vec<_> = (0..50).map(|number| (f64::from(number), true)).collect();
         assert!(Curve::SCORE.fitted(&perfect).slope.is_finite());
     }
@@ -320,7 +321,7 @@ mod tests {
                 agrees,
             });
         }
-        // Neither class may go with one half of the sample's order.
+        // Neither class may coincide with one half of the sample's order.
         sample.sort_by(|a, b| (a.score * 7919.0 % 1.0).total_cmp(&(b.score * 7919.0 % 1.0)));
         let rule = Rule::learn(&sample, 0.98);
         assert!(rule.decides("sure", 0.3) && !rule.decides("unseen", 1.0));

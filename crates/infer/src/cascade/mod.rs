@@ -1,8 +1,9 @@
-//! Two models for one label: a small one decides what it is sure of, a large one the rest.
+//! Two models for one label: a small one decides images that it is certain of, a large one the
+//! rest.
 //!
-//! On a random sample both are asked; from it a [`Rule`] is learned, which says from which score on each
-//! label of the small model stands (`learn.rs`, with its statistics). Until then a cascade answers as for the
-//! sample: with the large model's label, and the small model's answer next to it.
+//! Both answer for a random sample, from which a [`Rule`] is learned: the lowest accepted score for
+//! each label of the small model (`learn.rs`, with its statistics). Until then a cascade answers as
+//! for the sample: with the large model's label, and the small model's answer next to it.
 
 mod bounds;
 mod learn;
@@ -23,18 +24,18 @@ use crate::{Answer, Engine, InferError, InferErrorKind, Wanted};
 /// How often each model has decided.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Decided {
-    /// Images of the sample, which both models were asked about.
+    /// Sampled images, answered by both models.
     pub sample: u64,
-    /// Images that the small model decided alone.
+    /// Images decided by the small model alone.
     pub small: u64,
-    /// Images that went to the large model because the small one was not sure.
+    /// Images passed to the large model because the small one was uncertain.
     pub large: u64,
 }
 
-/// Whether there may be a cascade of this agreement, with rows as `wanted`.
+/// Checks a cascade with this agreement, and rows as `wanted`.
 ///
 /// # Errors
-/// [`Settings`](InferErrorKind::Settings) with what is wrong.
+/// [`Settings`](InferErrorKind::Settings) with the problem.
 pub fn check_cascade(agree: f64, wanted: &Wanted) -> Result<(), InferError> {
     let refused = |why: &str| Err(InferError::new(InferErrorKind::Settings, why));
     if !(0.5..1.0).contains(&agree) {
@@ -58,14 +59,14 @@ pub fn cascade_name(small: &str, large: &str) -> String {
     format!("{small}+{large}")
 }
 
-/// The version of a cascade of two models of these versions, which agree on this share: 12 hex digits.
+/// The version of a cascade of models with these versions and this agreement: 12 hex digits.
 pub fn cascade_version(small: &str, large: &str, agree: f64) -> String {
     let mut version = hex(&Sha256::digest(format!("{small}\n{large}\n{agree}")));
     version.truncate(VERSION_DIGITS);
     version
 }
 
-/// The columns of the rows of a cascade, before those of its large model.
+/// The columns of a cascade's rows, before those of its large model.
 pub fn cascade_columns() -> Vec<Column> {
     COLUMNS
         .map(|(name, kind)| Column {
@@ -75,7 +76,7 @@ pub fn cascade_columns() -> Vec<Column> {
         .into()
 }
 
-/// A cascade at work.
+/// A running cascade.
 #[derive(Debug)]
 pub(crate) struct Cascade {
     small: Engine,
@@ -85,12 +86,12 @@ pub(crate) struct Cascade {
     agree: f64,
     /// Bytes of the small model's tensor; the large one's follow.
     split: usize,
-    /// Nothing while the sample is drawn.
+    /// `None` while the sample is classified.
     rule: RwLock<Option<Arc<Rule>>>,
     decided: [AtomicU64; 3],
 }
 
-/// An answer that is to come. Boxed, as engines ask engines here.
+/// A future answer. Boxed, because engines call engines here.
 type Call = Pin<Box<dyn Future<Output = Result<Answer, InferError>> + Send>>;
 
 /// The columns of a cascade's rows, before those of its large model.
@@ -170,8 +171,8 @@ impl Cascade {
         }
     }
 
-    /// Asks the small model and, unless it is sure, the large one. `pixels` are the small model's tensor
-    /// and, behind it, what the large one takes.
+    /// Asks the small model and, unless it is certain, the large one. `pixels` are the small
+    /// model's tensor followed by the large one's.
     pub(crate) async fn answer(
         &self,
         mut pixels: Bytes,

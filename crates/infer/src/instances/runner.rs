@@ -1,4 +1,4 @@
-//! The thread of an instance: runs batches, answers for each image, and is replaced when it hangs.
+//! The thread of an instance: runs batches, answers each image, and is replaced when it hangs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::backend::{Backend, Image};
 use crate::metrics::InstanceMetrics;
 use crate::{InferError, InferErrorKind};
 
-/// Called with whether the thread is ready, once.
+/// Called once, with whether the thread is ready.
 pub(super) type Report = Box<dyn FnOnce(Result<(), InferError>) + Send>;
 
 /// Starts the thread of a seat.
 pub(super) type Spawn = Box<dyn Fn(Seat, Report) -> Result<(), InferError> + Send>;
 
-/// What starts threads; each makes its backend and warms it up first.
+/// Starts threads; each creates its backend and warms it up first.
 pub(super) fn spawner<B: Backend>(
     shared: &Arc<Shared>,
     model: &str,
@@ -55,7 +55,7 @@ pub(super) fn spawner<B: Backend>(
     })
 }
 
-/// Looks for runs that take longer than `limit`, and replaces their threads.
+/// Watches for runs that exceed `limit`, and replaces their threads.
 pub(super) fn watch(
     shared: &Arc<Shared>,
     spawn: Spawn,
@@ -84,7 +84,7 @@ pub(super) fn watch(
     Ok((sender, thread))
 }
 
-/// Starts a thread in the place of one that was given up.
+/// Starts a thread to replace an abandoned one.
 fn replace(shared: &Arc<Shared>, spawn: &Spawn, seat: Seat) -> Result<(), InferError> {
     let hung = shared.lock().hung;
     if hung > shared.slots.len() {
@@ -101,8 +101,8 @@ fn replace(shared: &Arc<Shared>, spawn: &Spawn, seat: Seat) -> Result<(), InferE
     spawn(seat, Box::new(report))
 }
 
-/// Says that a thread has ended. If it unwinds, it stops the engine, so that nobody waits for answers
-/// that never come.
+/// Reports that a thread has ended. If it unwinds, it stops the engine, so that nobody waits for
+/// answers that never come.
 struct Leaving<'a> {
     shared: &'a Shared,
     seat: Seat,
@@ -118,7 +118,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// The life of a thread of an instance.
+/// The main loop of an instance's thread.
 fn run<B: Backend>(
     shared: &Shared,
     seat: Seat,
@@ -137,7 +137,7 @@ fn run<B: Backend>(
     };
     report(Ok(()));
 
-    // Of a model that always computes the same number, a smaller batch is no sooner done.
+    // For a model with a fixed batch, a smaller batch is no faster.
     let is_cut = backend.computed(1) < backend.computed(shared.max_batch());
     let mut last_end = None;
     while let Some(mut next) = shared.next_batch(is_cut) {
@@ -156,18 +156,19 @@ fn run<B: Backend>(
             Err(lost) => {
                 tracing::error!("{lost}");
                 shared.stop();
-                // Giving back what a lost device held may end the process at once, before it can say why.
+                // Releasing a lost device may end the process at once, before it can report the
+                // reason.
                 return std::mem::forget(backend);
             }
         }
     }
 }
 
-/// Runs a batch and answers its images. Returns the time at which the model was done, or `None` if this thread
-/// was given up meanwhile: its images are answered, and another thread has its place.
+/// Runs a batch and answers its images. Returns when the model finished, or `None` if this thread
+/// was abandoned meanwhile: its images are answered, and another thread has replaced it.
 ///
 /// # Errors
-/// Those that no later image will survive.
+/// Errors that no later image would survive.
 fn run_batch(
     shared: &Shared,
     seat: Seat,
@@ -199,8 +200,8 @@ fn run_batch(
     Ok(Some(end))
 }
 
-/// The span of a batch, if one of its images is traced: in the first such image's trace, and linked
-/// to by the spans of all.
+/// The span of a batch, if one of its images is traced: in the trace of the first such image, and
+/// linked from the spans of all.
 fn batch_span(jobs: &[Job]) -> Span {
     let is_traced = |job: &&Job| job.span.context().span().span_context().is_sampled();
     let Some(first) = jobs.iter().find(is_traced) else {
@@ -213,8 +214,8 @@ fn batch_span(jobs: &[Job]) -> Span {
     batch
 }
 
-/// Warms a backend up with as large a batch as the device has memory for; one that has memory of its own for
-/// each size, with all sizes that may be learned.
+/// Warms up a backend with as large a batch as fits into the device's memory; one with separate
+/// memory per size, with all sizes that may be learned.
 fn warm_up(shared: &Shared, backend: &mut impl Backend) -> Result<(), InferError> {
     loop {
         let batch = match backend.keeps_sizes() {
@@ -230,13 +231,13 @@ fn warm_up(shared: &Shared, backend: &mut impl Backend) -> Result<(), InferError
     }
 }
 
-/// Whether half of a batch may have room where all of it had none.
+/// Whether half of a batch may fit where all of it did not.
 fn can_halve(backend: &impl Backend, images: usize, error: &InferError) -> bool {
     error.kind() == InferErrorKind::OutOfMemory
         && backend.computed(images.div_ceil(2)) < backend.computed(images)
 }
 
-/// One outcome an image. A batch that was formed before batches were made smaller is cut up.
+/// One outcome per image. A batch formed before the limit was lowered is split.
 fn compute(
     shared: &Shared,
     backend: &mut impl Backend,
@@ -265,7 +266,7 @@ fn compute(
     outcomes
 }
 
-/// Answers every job of a batch. An error is one that no later image will survive.
+/// Answers every job of a batch. Returns an error that no later image would survive.
 fn answer(batch: Vec<Job>, outcomes: Vec<Result<Scores, InferError>>) -> Result<(), InferError> {
     let mut lost = Ok(());
     for (job, outcome) in batch.into_iter().zip(outcomes) {
@@ -280,7 +281,7 @@ fn answer(batch: Vec<Job>, outcomes: Vec<Result<Scores, InferError>>) -> Result<
     lost
 }
 
-/// Runs each image alone, so that one that breaks its batch takes no other with it.
+/// Runs each image alone, so that one that breaks its batch does not affect the others.
 fn singly(
     shared: &Shared,
     backend: &mut impl Backend,

@@ -1,4 +1,4 @@
-//! What a server's answer means.
+//! Interprets a server's answer.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use super::settings::{Asked, Constrain};
 /// Tokens of one request, as the server counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tokens {
-    /// Read: the prompt with its image.
+    /// Input tokens: the prompt with its image.
     pub(crate) read: u64,
-    /// Of these, known from earlier requests.
+    /// Of these, cached by the server.
     pub(crate) cached: u64,
-    /// Written.
+    /// Output tokens.
     pub(crate) written: u64,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) tokens: Option<Tokens>,
-    /// The label, or why there is none.
+    /// The label, or the error.
     pub(crate) scores: Result<Scores, String>,
 }
 
@@ -80,10 +80,10 @@ struct Details {
     cached_tokens: Option<u64>,
 }
 
-/// Letters of a server's text that a row shows.
+/// Most characters of a server's text in a row.
 const SHOWN: usize = 300;
 
-/// The beginning of a text, to stand in a sentence.
+/// The beginning of a text, for use in a sentence.
 pub(crate) fn shown(text: &str) -> String {
     let text = text.trim();
     match text.char_indices().nth(SHOWN) {
@@ -95,7 +95,7 @@ pub(crate) fn shown(text: &str) -> String {
 /// Reads the body of an answer.
 ///
 /// # Errors
-/// What is wrong with it, when it is no answer at all: another request may get one.
+/// The problem, if it is not an answer at all: another request may succeed.
 pub(crate) fn read(body: &[u8], asked: &Asked) -> Result<Reply, String> {
     let completion: Completion = serde_json::from_slice(body).map_err(|error| {
         let text = String::from_utf8_lossy(body);
@@ -184,7 +184,7 @@ impl Choice {
     }
 }
 
-/// The label of an answer in JSON, and where it begins in it.
+/// The label in a JSON answer, and its position.
 fn field(content: &str) -> Option<(String, usize)> {
     let value: Value = serde_json::from_str(content).ok()?;
     let label = value.get(FIELD)?.as_str()?.to_owned();
@@ -193,9 +193,10 @@ fn field(content: &str) -> Option<(String, usize)> {
     Some((label, within.map_or(0, |at| after_name + at)))
 }
 
-/// The probability of the tokens that these bytes of the answer are made of: the product of theirs.
+/// The probability of the tokens that cover these bytes of the answer: the product of theirs.
 ///
-/// Tokens of which the answer's text does not consist (bytes of letters, ends of turns) make all count.
+/// If the tokens do not add up to the answer's text (partial characters, end-of-turn tokens), all
+/// count.
 fn probability(
     tokens: &[Token],
     content: &str,

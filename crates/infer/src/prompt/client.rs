@@ -1,4 +1,4 @@
-//! One request to one server, and what its end means.
+//! Sends one request to one server, and interprets the result.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use rustls::{ClientConfig, RootCertStore};
 use super::answer::shown;
 use super::key::Secret;
 
-/// Time to connect, names and certificates included.
+/// Time limit for connecting, including name lookup and TLS.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Largest answer that is read.
+/// Largest answer in bytes.
 const MOST_BYTES: usize = 4 << 20;
 
-/// Why a request brought no answer.
+/// Why a request got no answer.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// No connection came about: the server is not there.
+    /// No connection: the server is unreachable.
     Unreachable(String),
-    /// The server has enough for now, and may say for how long.
+    /// The server is busy, and may say for how long.
     Busy {
         after: Option<Duration>,
         why: String,
     },
-    /// The server failed, or sent what is no answer. Another try may get one.
+    /// The server failed, or returned an invalid answer. Another attempt may succeed.
     Failed(String),
-    /// It took too long.
+    /// It exceeded the time limit.
     TimedOut,
-    /// The server does not take such a request for this image, and will not later.
+    /// The server rejects this image's request permanently.
     Refused(String),
-    /// The server takes no request of this job: its key, its model or its address is wrong.
+    /// The server rejects all requests of this job: its key, model or address is wrong.
     Hopeless(String),
 }
 
@@ -65,7 +65,7 @@ impl AskClient {
             .pool_idle_timeout(Duration::from_secs(30))
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
-            // A request is repeated by our own rules only.
+            // Only our own rules repeat requests.
             .retry_canceled_requests(false)
             .build(connector);
         Self {
@@ -75,10 +75,10 @@ impl AskClient {
         }
     }
 
-    /// Sends a question; gives the body of the answer.
+    /// Sends a request; returns the body of the answer.
     ///
     /// # Errors
-    /// What came instead.
+    /// The failure.
     pub(crate) async fn ask(&self, url: &str, body: Bytes, time: Duration) -> Result<Bytes, Fault> {
         let call = self.call(Method::POST, format!("{url}/chat/completions"), body);
         match tokio::time::timeout(time, call).await {
@@ -87,17 +87,17 @@ impl AskClient {
         }
     }
 
-    /// Looks whether the server is there and takes the key.
+    /// Checks that the server is reachable and accepts the key.
     ///
     /// # Errors
-    /// When it is not, or does not.
+    /// If it is not, or does not.
     pub(crate) async fn look(&self, url: &str) -> Result<(), Fault> {
         let call = self.call(Method::GET, format!("{url}/models"), Bytes::new());
         match tokio::time::timeout(CONNECT, call).await {
             Err(_) => Err(Fault::TimedOut),
             Ok(Err(fault @ (Fault::Unreachable(_) | Fault::TimedOut))) => Err(fault),
             Ok(Err(Fault::Hopeless(why))) if !why.contains("404") => Err(Fault::Hopeless(why)),
-            // Not every server lists its models.
+            // Not every server can list its models.
             Ok(_) => Ok(()),
         }
     }
@@ -130,7 +130,7 @@ impl AskClient {
         }
     }
 
-    /// What an answer means that is no success.
+    /// The meaning of an unsuccessful response.
     fn fault(&self, url: &str, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Fault {
         let text = String::from_utf8_lossy(body);
         let text = match &self.secret {
@@ -185,8 +185,8 @@ async fn read(mut body: hyper::body::Incoming) -> Result<Bytes, Fault> {
     Ok(bytes.freeze())
 }
 
-/// How long the server wants to be left alone. A date, which these servers do not send, counts as
-/// nothing said.
+/// How long the server asks not to be contacted. A date, which these servers do not send, is
+/// ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds: f64 = headers
         .get(RETRY_AFTER)?

@@ -1,4 +1,4 @@
-//! The key that a server wants, which is never shown.
+//! The API key of a server, which is never displayed.
 
 use std::fmt;
 use std::fs;
@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use http::HeaderValue;
 
-/// Where a key is.
+/// The location of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Key {
-    /// A variable of the environment.
+    /// An environment variable.
     Env(String),
-    /// A file that holds nothing else.
+    /// A file that contains only the key.
     File(PathBuf),
 }
 
-/// A key. Nothing shows it.
+/// A key, without `Debug` or `Display`.
 #[derive(Clone)]
 pub(crate) struct Secret(String);
 
@@ -35,7 +35,7 @@ impl fmt::Display for Key {
 }
 
 impl Key {
-    /// The place that the settings name, if they name one. A file may be relative to the folder.
+    /// The location in the settings, if any. A file may be relative to the folder.
     pub(crate) fn named(
         env: Option<&str>,
         file: Option<&Path>,
@@ -66,7 +66,7 @@ impl Key {
 }
 
 impl Secret {
-    /// The header that carries it.
+    /// The header with the key.
     pub(crate) fn header(&self) -> HeaderValue {
         let value = HeaderValue::from_str(&format!("Bearer {}", self.0));
         let mut value = value.expect("it was checked when it was read");

@@ -1,14 +1,13 @@
-//! Models that servers run: a question about each image to any server that speaks OpenAI's chat
-//! completions.
+//! Models on servers: asks about each image over OpenAI's chat completions API.
 //!
-//! A [`Prompt`] is a folder whose `trommel.toml` has a section `[prompt]`. Its images come encoded
-//! (`preprocess` has scaled them to their budget of tokens); an answer is one of the choices, with the
-//! probability of its tokens as score.
+//! A [`Prompt`] is a folder whose `trommel.toml` has a section `[prompt]`. Its images are encoded
+//! (`preprocess` has scaled them to their token budget); an answer is one of the choices, with the
+//! probability of its tokens as the score.
 //!
-//! A server gets as many requests as it answers quickly (`pace.rs`). What failed at a server is tried
-//! again, at another one if there is one; what a server refuses is a failed row; a server that is
-//! not there is waited for, and the job ends when none has answered for `outage`. A key is in no error
-//! and no log.
+//! A server gets as many requests as it answers quickly (`pace.rs`). A failed request is retried,
+//! on another server if there is one; a rejected request is a failed row; for an unreachable server
+//! it waits, and the job ends when none has answered for `outage`. Keys never appear in errors or
+//! logs.
 
 mod answer;
 mod client;
@@ -33,7 +32,7 @@ pub use self::tally::PromptStats;
 use crate::version::check_folder;
 use crate::{InferError, InferErrorKind, Wanted};
 
-/// A question to a model that servers run. Cheap to clone.
+/// A prompt for models on servers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Prompt {
     inner: Arc<Inner>,
@@ -47,15 +46,15 @@ struct Inner {
 }
 
 impl Prompt {
-    /// Whether the folder `dir` holds a prompt: whether its `trommel.toml` has a section `[prompt]`.
+    /// Whether the folder `dir` is a prompt: whether its `trommel.toml` has a section `[prompt]`.
     pub fn is_in(dir: &Path) -> bool {
         settings::is_prompt(dir)
     }
 
-    /// Reads the folder `dir`. Its key is not read, and no server is asked.
+    /// Reads the folder `dir`, without reading the key or contacting a server.
     ///
     /// # Errors
-    /// When the section is malformed or contradicts itself, with the key and the remedy.
+    /// If the section is malformed or contradicts itself, with the key and the remedy.
     pub fn open(dir: &Path) -> Result<Self, InferError> {
         check_folder(dir)?;
         let settings = Settings::read(dir)?;
@@ -73,23 +72,23 @@ impl Prompt {
         &self.inner.name
     }
 
-    /// The first 12 hex digits of a SHA-256 over all that decides its rows: model, texts, choices, how
-    /// images and answers are treated. Where the servers are does not count.
+    /// The first 12 hex digits of a SHA-256 over everything that affects its rows: model, texts,
+    /// choices, treatment of images and answers. Server addresses do not count.
     pub fn version(&self) -> &Arc<str> {
         &self.inner.version
     }
 
-    /// The choices; none if any answer will do.
+    /// The choices; empty if any answer is accepted.
     pub fn labels(&self) -> &Arc<[Arc<str>]> {
         &self.settings().asked.choices
     }
 
-    /// Tokens of an answer at most.
+    /// Most tokens of an answer.
     pub fn max_tokens(&self) -> u32 {
         self.settings().asked.max_tokens
     }
 
-    /// The columns that its rows have besides those of all rows.
+    /// The additional columns of its rows.
     pub fn columns() -> Vec<Column> {
         ["prompt_tokens", "completion_tokens"]
             .map(|name| Column {
@@ -99,17 +98,17 @@ impl Prompt {
             .into()
     }
 
-    /// Images that are worth having ready: as many as may be in flight, and as many again.
+    /// Number of images worth preparing ahead: as many as may be in flight, and as many again.
     pub fn in_flight(&self) -> usize {
         let settings = self.settings();
         let all = settings.max_concurrency.saturating_mul(settings.urls.len());
         all.saturating_mul(2)
     }
 
-    /// Whether its rows can be as `wanted`.
+    /// Whether it supports rows as `wanted`.
     ///
     /// # Errors
-    /// [`Settings`](InferErrorKind::Settings) when they are to hold what an answer in words does not give.
+    /// [`Settings`](InferErrorKind::Settings) if they need something that a text answer lacks.
     pub fn check(&self, wanted: &Wanted) -> Result<(), InferError> {
         let refused = match wanted {
             Wanted { logits: true, .. } => "--logits",
@@ -123,7 +122,7 @@ impl Prompt {
         Err(self.error(InferErrorKind::Settings, &why))
     }
 
-    /// What it asks and of whom, without its key.
+    /// A description, without its key.
     pub fn describe(&self) -> serde_json::Value {
         let settings = self.settings();
         serde_json::json!({
@@ -138,7 +137,7 @@ impl Prompt {
         &self.inner.settings
     }
 
-    /// The files next to `trommel.toml` that decide it.
+    /// The files next to `trommel.toml` that affect it.
     pub(crate) fn files(&self) -> &[PathBuf] {
         &self.settings().files
     }
@@ -147,10 +146,10 @@ impl Prompt {
         InferError::new(kind, format_args!("prompt {}: {why}", self.name()))
     }
 
-    /// Asks each server whether it is there.
+    /// Checks whether each server is reachable.
     fn look(&self, client: AskClient) -> Result<(), InferError> {
         let urls = self.settings().urls.clone();
-        // On a runtime of its own: the caller may be on a thread that blocks.
+        // On a separate runtime: the caller may be on a blocking thread.
         let looked = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -195,7 +194,7 @@ impl Prompt {
     }
 }
 
-/// What a person reads in `model inspect`.
+/// The lines of `model inspect`.
 impl fmt::Display for Prompt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings();

@@ -1,26 +1,26 @@
-//! How many requests a server gets at once: more while its answers are as quick as before, fewer when
-//! they are not or it says that it has enough (additive increase, multiplicative decrease).
+//! Limits concurrent requests per server: more while answers stay fast, fewer when they slow down
+//! or the server refuses (additive increase, multiplicative decrease).
 
 use std::time::Duration;
 
-/// A window whose answers took this many times as long as those of the quickest one is too slow.
+/// A window this many times slower than the fastest one is too slow.
 const SLOW: f64 = 3.0;
-/// What is left of the number after a slow window, and after a refusal.
+/// Factor of the limit after a slow window, and after a refusal.
 const AFTER_SLOW: f64 = 0.8;
 const AFTER_REFUSAL: f64 = 0.5;
 
-/// The number of requests in flight to one server. Pure: no clock, no lock.
+/// The limit of requests in flight to one server. Pure: no clock, no lock.
 #[derive(Debug)]
 pub(crate) struct Pace {
     limit: f64,
     most: usize,
-    /// Doubles with each window until the first sign that it is enough.
+    /// Doubles with each window until the first sign of saturation.
     is_starting: bool,
-    /// Times of the answers of this window, which is as long as the limit.
+    /// Times of the answers of this window, whose length is the limit.
     window: Vec<Duration>,
-    /// Median of the quickest window.
+    /// Median of the fastest window.
     quickest: Option<f64>,
-    /// Counts refusals: requests that were sent before the last one say nothing new.
+    /// Number of refusals: requests sent before the last one carry no new information.
     turn: u64,
 }
 
@@ -36,17 +36,17 @@ impl Pace {
         }
     }
 
-    /// Requests that may be in flight, at least 1.
+    /// Limit of requests in flight, at least 1.
     pub(crate) fn limit(&self) -> usize {
         self.limit as usize
     }
 
-    /// What a request notes when it is sent.
+    /// Recorded when a request is sent.
     pub(crate) fn turn(&self) -> u64 {
         self.turn
     }
 
-    /// An answer came after this time.
+    /// An answer arrived after this time.
     pub(crate) fn answered(&mut self, took: Duration) {
         self.window.push(took);
         if self.window.len() < self.limit() {
@@ -63,7 +63,7 @@ impl Pace {
         if median > SLOW * quickest {
             self.is_starting = false;
             if self.limit() == 1 {
-                // No other request makes it wait: the server itself has become slower.
+                // No other request delays it: the server itself has become slower.
                 self.quickest = Some(median);
             }
             self.limit = (self.limit * AFTER_SLOW).max(1.0);
@@ -74,7 +74,7 @@ impl Pace {
         }
     }
 
-    /// The server refused a request that was sent in this turn, or let it time out.
+    /// The server refused a request sent in this turn, or did not answer in time.
     pub(crate) fn refused(&mut self, turn: u64) {
         if turn == self.turn {
             self.turn += 1;
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn slow_answers_lower_it_and_quick_ones_raise_it_again() {
-        // A server that works on 8 at a time: what is more waits.
+        // A server with a capacity of 8: further requests wait.
         let mut pace = Pace::new(64);
         let (mut most, mut least) = (0, usize::MAX);
         for round in 0..200 {

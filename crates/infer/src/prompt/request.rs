@@ -1,4 +1,4 @@
-//! What a server is sent.
+//! The requests to a server.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -7,13 +7,14 @@ use serde_json::{Map, Value, json};
 
 use super::settings::{Asked, Constrain};
 
-/// Stands in the body where an image goes. No text of a prompt can hold it, as it is no JSON text.
+/// Placeholder of the image in the body. No text of a prompt can contain it, as it is not valid
+/// JSON text.
 const PLACE: &str = "\u{0}image\u{0}";
 
-/// The name of the one field of an answer that is JSON.
+/// The name of the only field of a JSON answer.
 pub(crate) const FIELD: &str = "label";
 
-/// A request with a place for an image. Everything else is written once.
+/// A request template with a place for the image. Everything else is written once.
 #[derive(Debug)]
 pub(crate) struct Template {
     before: String,
@@ -24,7 +25,7 @@ impl Template {
     pub(crate) fn new(asked: &Asked) -> Self {
         let text = json!({ "type": "text", "text": asked.text });
         let image = json!({ "type": "image_url", "image_url": { "url": PLACE } });
-        // What all requests begin with is computed once by servers that keep prefixes.
+        // Servers with a prefix cache compute the common beginning of all requests once.
         let content = match asked.image_first {
             false => json!([text, image]),
             true => json!([image, text]),
@@ -78,7 +79,7 @@ impl Template {
     }
 }
 
-/// The field that keeps answers to the choices.
+/// The field that constrains answers to the choices.
 fn constraint(asked: &Asked) -> Option<(&'static str, Value)> {
     let choices: Vec<&str> = asked.choices.iter().map(|choice| &**choice).collect();
     let joined = |escape: fn(&str) -> String, between: &str| {
@@ -124,7 +125,7 @@ fn escaped_regex(choice: &str) -> String {
     escaped
 }
 
-/// A text as GBNF writes it.
+/// A text in GBNF.
 fn quoted_grammar(choice: &str) -> String {
     format!("\"{}\"", choice.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -1,5 +1,5 @@
-//! The servers of a prompt: which one is asked next, how many requests each gets, and what is tried
-//! again.
+//! The servers of a prompt: which one is asked next, how many requests each gets, and what is
+//! retried.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use super::request::Template;
 use super::tally::{Ended, PromptStats, Tally};
 use crate::{EngineStats, InferError, InferErrorKind, Prompt};
 
-/// Requests for one image that may fail at servers or time out.
+/// Most failed or timed-out requests per image.
 const ATTEMPTS: u32 = 4;
-/// First wait after a failure, and the longest.
+/// First and longest wait after a failure.
 const BASE: Duration = Duration::from_millis(200);
 const CAP: Duration = Duration::from_secs(5);
-/// Longest wait that a busy server is given, whatever it asks for.
+/// Longest pause of a busy server, whatever it asks for.
 const LONGEST_BUSY: Duration = Duration::from_secs(60);
 
-/// A label with what goes into the row's own columns.
+/// A label with the values of additional columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// Label and score.
@@ -33,38 +33,38 @@ pub struct Answer {
     pub columns: Vec<Scalar>,
 }
 
-/// A prompt at work.
+/// A running prompt.
 pub(crate) struct Servers {
     prompt: Prompt,
     template: Template,
     client: AskClient,
     tally: Tally,
     state: Mutex<State>,
-    /// Notified when a request ends, as another one may begin.
+    /// Notified when a request ends, so that another one can begin.
     changed: Notify,
     since: Instant,
 }
 
 struct State {
     servers: Vec<Server>,
-    /// When an answer came last, or requests began after a rest.
+    /// When the last answer arrived, or requests began after a pause.
     progress: Instant,
     in_flight: usize,
     waiting: usize,
-    /// What went wrong last, for people.
+    /// The last error, for people.
     trouble: String,
 }
 
 struct Server {
     pace: Pace,
     in_flight: usize,
-    /// Not asked before.
+    /// Not asked before this time.
     rest_until: Option<Instant>,
-    /// Times in a row that it was busy or not there.
+    /// Successive times that it was busy or unreachable.
     setbacks: u32,
 }
 
-/// A request to a server that may begin; ends when dropped.
+/// A permit for a request to a server, until dropped.
 struct Turn<'a> {
     servers: &'a Servers,
     number: usize,
@@ -79,10 +79,10 @@ enum Next {
 }
 
 impl Servers {
-    /// Looks which servers are there, at least one of which has to be.
+    /// Checks the servers, at least one of which has to be reachable.
     ///
     /// # Errors
-    /// When there is no key, or no server.
+    /// If there is no key, or no server.
     pub(crate) fn start(prompt: Prompt) -> Result<Self, InferError> {
         let settings = prompt.settings();
         let key = settings.key.as_ref();
@@ -120,12 +120,12 @@ impl Servers {
         &self.prompt
     }
 
-    /// Asks about an image until there is an answer, or none is to be had.
+    /// Asks about an image until there is an answer or a permanent failure.
     pub(crate) async fn ask(&self, image: Bytes) -> Result<Answer, InferError> {
         let settings = self.prompt.settings();
         let body = self.template.body(&image);
         drop(image);
-        // Waits for room do not count: a long queue is no fault of an image.
+        // Waits for room do not count: a long queue is not the image's fault.
         let mut left = settings.deadline;
         let mut failures = 0;
         loop {
@@ -154,7 +154,7 @@ impl Servers {
                 Fault::Hopeless(_) => {
                     return Err(self.error(InferErrorKind::Settings, number, &fault));
                 }
-                // The server rests, and this image with it.
+                // The server pauses, and so does this image.
                 Fault::Unreachable(_) | Fault::Busy { .. } => continue,
                 Fault::TimedOut => InferErrorKind::Timeout,
                 Fault::Failed(_) => InferErrorKind::ModelFailed,
@@ -234,7 +234,7 @@ impl Servers {
         }
     }
 
-    /// Counts a fault of a server, and lets it rest if it needs that.
+    /// Counts a fault of a server, and pauses it if necessary.
     fn note(&self, turn: &Turn<'_>, fault: &Fault) {
         let url = &self.prompt.settings().urls[turn.number];
         let ended = match fault {
@@ -279,7 +279,7 @@ impl Servers {
         }
     }
 
-    /// What has been asked so far.
+    /// The requests so far.
     pub(crate) fn prompt_stats(&self) -> PromptStats {
         let state = self.lock();
         let limits = state.servers.iter().map(|server| server.pace.limit());
@@ -290,7 +290,7 @@ impl Servers {
         }
     }
 
-    /// The same in the words of engines: an instance is a request in flight.
+    /// The same as engine statistics: an instance is a request in flight.
     pub(crate) fn stats(&self) -> EngineStats {
         let PromptStats {
             answers,
@@ -328,7 +328,7 @@ impl std::fmt::Debug for Servers {
     }
 }
 
-/// An image that waits for its turn.
+/// An image waiting for its turn.
 struct Waiting<'a>(&'a Servers);
 
 impl<'a> Waiting<'a> {
@@ -350,7 +350,8 @@ impl Drop for Waiting<'_> {
 }
 
 impl State {
-    /// What one more image does now. A server that was not there gets one request at a time until it is.
+    /// What an additional image should do. An unreachable server gets one request at a time until
+    /// it answers.
     fn next(&mut self, now: Instant, outage: Duration) -> Next {
         if now.duration_since(self.progress) > outage {
             let why = format!(

@@ -1,4 +1,4 @@
-//! `POST /v1/models/NAME/classify`: an image, or several as a form, to rows.
+//! `POST /v1/models/NAME/classify`: rows for an image, or for several in a form.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(super) async fn classify(
     Ok(response)
 }
 
-/// What a request is, according to its head.
+/// The request according to its header.
 type Prepared<'a> = (&'a Arc<ServedModel>, Asked, Option<String>, BodyKind);
 
 async fn prepare<'a>(
@@ -129,7 +129,7 @@ async fn several(
     Ok((refused::json(StatusCode::OK, list), "ok"))
 }
 
-/// The entry of an image that has no row.
+/// The entry of an image without a row.
 fn without_row(index: usize, uri: &str, error: NotAnswered) -> Value {
     let refused = Refused::from(error);
     json!({
@@ -150,19 +150,19 @@ fn unwritten(error: &serde_json::Error) -> Refused {
     Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "unavailable", message)
 }
 
-/// What the body of a request is.
+/// The kind of a request's body.
 enum BodyKind {
     /// An encoded image.
     Image,
     /// Several, as `multipart/form-data`.
     Form { boundary: String },
-    /// The name of one, as JSON.
+    /// An image's url, as JSON.
     Url,
 }
 
 impl BodyKind {
-    /// By the content type. What senders of bytes say by default counts as an image: its own first
-    /// bytes tell what it is.
+    /// From the content type. The default types of clients count as an image, which is recognised
+    /// by its own content.
     fn of(headers: &HeaderMap) -> Result<Self, Refused> {
         let Some(kind) = headers.get(CONTENT_TYPE) else {
             return Ok(Self::Image);

@@ -1,4 +1,4 @@
-//! The ways to ask over HTTP: Trommel's own, and the Open Inference Protocol.
+//! HTTP endpoints: Trommel's own, and the Open Inference Protocol.
 
 mod classify;
 mod oip;
@@ -25,7 +25,7 @@ use crate::openapi;
 use crate::refused::{self, Refused};
 use crate::trace::request_span;
 
-/// Paths that need no token.
+/// Paths that require no token.
 const OPEN: [&str; 3] = ["/openapi.json", "/v2/health/live", "/v2/health/ready"];
 
 type App = State<Arc<Entrance>>;
@@ -61,7 +61,7 @@ pub(crate) fn router(entrance: Arc<Entrance>) -> Router {
         .with_state(entrance)
 }
 
-/// Lets in who brings the token.
+/// Admits requests with the token.
 async fn authorize(State(entrance): App, request: Request, next: Next) -> Response {
     let is_open = OPEN.contains(&request.uri().path());
     if let (Some(token), false) = (&entrance.token, is_open) {
@@ -134,7 +134,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Counts and traces a request; `work` gives its response with the outcome that it counts by.
+/// Counts and traces a request; `work` returns its response with the outcome for metrics.
 async fn observed<F>(
     entrance: &'static str,
     since: Instant,

@@ -1,4 +1,4 @@
-//! The Open Inference Protocol, version 2, over HTTP: what clients of Triton and KServe speak.
+//! The Open Inference Protocol, version 2, over HTTP, as used by clients of Triton and KServe.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,10 +22,10 @@ use crate::named;
 use crate::params::Params;
 use crate::refused::{self, Refused, status_of};
 
-/// How long the JSON is that tensors in binary follow.
+/// The length of the JSON before binary tensors.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// A refusal as this protocol has it.
+/// An error in the format of this protocol.
 pub(super) struct OipRefused(Refused);
 
 impl IntoResponse for OipRefused {
@@ -241,7 +241,7 @@ fn image(bytes: &Bytes) -> Image {
     Image { uri, bytes }
 }
 
-/// JSON, then the tensors that were asked for in binary.
+/// JSON, followed by the tensors requested in binary.
 fn response(model: &ServedModel, request: &InferRequest, outputs: Vec<Output>) -> Response {
     let mut binary = Vec::new();
     let mut described = Vec::with_capacity(outputs.len());
@@ -270,7 +270,7 @@ fn response(model: &ServedModel, request: &InferRequest, outputs: Vec<Output>) -
     response
 }
 
-/// The time that a request gives itself, in microseconds as Triton counts it.
+/// The timeout of a request in microseconds, as in Triton.
 pub(super) fn timeout(value: &Value) -> Result<Duration, Refused> {
     let micros = value.as_u64().ok_or_else(|| {
         Refused::malformed(format!("timeout is {value}; give a number of microseconds"))

@@ -14,11 +14,11 @@ use crate::refused::Refused;
 
 /// The input: encoded images.
 pub(super) const INPUT: &str = "image";
-/// The input that may stand in its place: urls of images.
+/// The alternative input: urls of images.
 const URLS: &str = "url";
 
-/// The outputs: name, type, number of dimensions. Those of two dimensions hold the best classes of each
-/// image, padded to as many as the image with most has.
+/// The outputs: name, type, number of dimensions. Those with two dimensions have the best classes
+/// of each image, padded to the same number.
 pub(super) const OUTPUTS: [(&str, &str, usize); 7] = [
     ("label", "BYTES", 1),
     ("score", "FP32", 1),
@@ -28,10 +28,10 @@ pub(super) const OUTPUTS: [(&str, &str, usize); 7] = [
     ("top_classes", "INT32", 2),
     ("row", "BYTES", 1),
 ];
-/// Those that a request gets which names none.
+/// The default outputs.
 const BY_DEFAULT: [&str; 3] = ["label", "score", "class"];
 
-/// What clients send that changes nothing here.
+/// Fields of clients that have no effect here.
 const WITHOUT_MEANING: [&str; 4] = ["priority", "sequence_id", "sequence_start", "sequence_end"];
 
 /// A request for labels.
@@ -41,10 +41,10 @@ pub(super) struct InferRequest {
     /// Encoded images, or their urls.
     pub(super) images: Vec<Bytes>,
     pub(super) are_urls: bool,
-    /// Parameters of rows: names and values.
+    /// Row parameters: names and values.
     pub(super) params: Vec<(String, String)>,
     pub(super) timeout: Option<Duration>,
-    /// Names of outputs, and whether each comes in binary.
+    /// Names of outputs, and whether each is binary.
     wanted: Vec<(&'static str, bool)>,
 }
 
@@ -81,8 +81,8 @@ struct WireOutput {
 }
 
 impl InferRequest {
-    /// Reads a body whose first `json_length` bytes are JSON; all of them without a number. It may hold
-    /// `most` images.
+    /// Reads a body whose first `json_length` bytes are JSON, or all of it if that is absent. It
+    /// may have `most` images.
     ///
     /// # Errors
     /// Names what is malformed or unknown.
@@ -184,7 +184,7 @@ impl WireInput {
     }
 }
 
-/// The elements of a tensor in binary: of each its length in four bytes, the least first, and its bytes.
+/// The elements of a binary tensor: each preceded by its length in four little-endian bytes.
 fn elements(binary: &Bytes, size: &Value) -> Result<Vec<Bytes>, Refused> {
     if size.as_u64() != Some(binary.len() as u64) {
         return Err(Refused::malformed(format!(
@@ -204,7 +204,7 @@ fn elements(binary: &Bytes, size: &Value) -> Result<Vec<Bytes>, Refused> {
     Ok(images)
 }
 
-/// Images as base64, or urls as they are, in lists of up to this depth.
+/// Base64 images or urls, in lists up to this depth.
 fn decode(
     data: &Value,
     depth: usize,
@@ -291,7 +291,7 @@ enum Values {
     Ints(Vec<i32>),
 }
 
-/// The outputs that a request wants; `rows` are its images' scores and rows.
+/// The outputs requested; `rows` are the images' scores and rows.
 pub(super) fn outputs(request: &InferRequest, rows: &[(&Scores, &str)]) -> Vec<Output> {
     let widest = rows.iter().map(|(scores, _)| scores.top.len()).max();
     let wanted = request.wanted.iter();
@@ -344,7 +344,8 @@ pub(super) fn outputs(request: &InferRequest, rows: &[(&Scores, &str)]) -> Vec<O
 }
 
 impl Output {
-    /// The tensor in the response's JSON; its bytes go to the end of `binary`, if it is to be binary.
+    /// The tensor in the response's JSON; if it is to be binary, its bytes are appended to
+    /// `binary`.
     pub(super) fn describe(self, binary: &mut Vec<u8>) -> Value {
         let datatype = match self.values {
             Values::Texts(_) => "BYTES",
