@@ -1,17 +1,18 @@
-//! Names the tools that libjpeg-turbo is built with, before its own build fails without a word.
+//! Checks for the tools that libjpeg-turbo's build needs, before that build fails without a clear
+//! message.
 
 use std::env;
 use std::process::{Command, Stdio};
 
 fn main() {
-    // Once they were there, another PATH is no reason to build everything again.
+    // Once they exist, another PATH is no reason to rebuild everything.
     println!("cargo::rerun-if-changed=build.rs");
     let mut tools = vec!["cmake"];
     if matches!(
         env::var("CARGO_CFG_TARGET_ARCH").as_deref(),
         Ok("x86_64" | "x86")
     ) {
-        // Without nasm libjpeg-turbo loses its SIMD code and is several times slower.
+        // Without nasm libjpeg-turbo lacks its SIMD code and is several times slower.
         tools.push("nasm");
     }
     for tool in tools {

@@ -1,8 +1,9 @@
-//! Images a second on one core: decoding alone, resizing to 224 × 224 alone, and both; then scaling the
-//! shorter side to 256 and cutting 224 × 224, of the whole image and of the region that is needed.
+//! Images per second on one core: decoding alone, resizing to 224 × 224 alone, and both; then
+//! scaling the shorter side to 256 and cropping 224 × 224, of the whole image and of the required
+//! region.
 //!
-//! `prepare FOLDER` prints one JSON object with medians of five rounds, one after the other so that
-//! all see the same machine. `scripts/bench-preprocess.sh` sets other programs beside it.
+//! `prepare FOLDER` prints one JSON object with medians of five rounds, one after another on the
+//! same machine. `scripts/bench-preprocess.sh` compares other programs with it.
 
 use std::error::Error;
 use std::io::Write;
@@ -14,7 +15,7 @@ use trommel_preprocess::{
     Crop, Limits, Mode, Plan, PrepareError, Preparer, Resample, Resize, Rounding,
 };
 
-/// Seconds that a round lasts at least.
+/// Minimum duration of a round in seconds.
 const ROUND: f64 = 1.0;
 const ROUNDS: usize = 5;
 

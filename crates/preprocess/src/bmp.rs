@@ -1,9 +1,9 @@
-//! The one place where Pillow reads a BMP file differently from `image`.
+//! The only difference between Pillow and `image` in reading BMP files.
 
 /// Widens the channels of 16-bit pixels as Pillow does: `level × 255 ÷ 31`, rounded down.
 ///
-/// `image` rounds to nearest. `pixels` is what it has made of `bytes`; files of other depths are
-/// left alone.
+/// `image` rounds to nearest. `pixels` is its result for `bytes`; files of other depths are not
+/// changed.
 pub(crate) fn round_16_bit_down(bytes: &[u8], pixels: &mut [u8]) {
     let Some(largest) = largest_levels(bytes) else {
         return;
@@ -16,7 +16,7 @@ pub(crate) fn round_16_bit_down(bytes: &[u8], pixels: &mut [u8]) {
     }
 }
 
-/// The largest red, green and blue of a 16-bit file, in the two layouts that Pillow knows.
+/// The maximum of red, green and blue in a 16-bit file, in the two layouts that Pillow supports.
 fn largest_levels(bytes: &[u8]) -> Option<[u32; 3]> {
     const BITS_PER_PIXEL: usize = 28;
     const COMPRESSION: usize = 30;

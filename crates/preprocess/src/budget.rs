@@ -1,8 +1,8 @@
-//! How many tokens a vision-language model makes of an image, and to what size an image is scaled so
-//! that they are no more than wanted.
+//! The number of tokens that a vision-language model makes of an image, and the size that an image
+//! is scaled to for a token budget.
 //!
-//! The formulas are those of the families' own processors, as Transformers publishes them, with the
-//! limits of the published `preprocessor_config.json`.
+//! The formulas are those of the families' own processors, as published in Transformers, with the
+//! limits in the published `preprocessor_config.json`.
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use crate::Resize;
 
-/// A family of vision-language models whose formula is known.
+/// A family of vision-language models with a known formula.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
-    /// Qwen2-VL and Qwen2.5-VL: `smart_resize` to multiples of 28, a token for each 28 × 28.
+    /// Qwen2-VL and Qwen2.5-VL: `smart_resize` to multiples of 28, one token per 28 × 28.
     #[serde(rename = "qwen2.5-vl")]
     Qwen2Vl,
     /// Qwen3-VL: the same with 32.
@@ -31,7 +31,7 @@ pub enum Family {
     Gemma3,
 }
 
-/// The names that a family goes by.
+/// The names of the families.
 const NAMES: [(&str, Family); 6] = [
     ("qwen2-vl", Family::Qwen2Vl),
     ("qwen2.5-vl", Family::Qwen2Vl),
@@ -41,15 +41,15 @@ const NAMES: [(&str, Family); 6] = [
     ("gemma3", Family::Gemma3),
 ];
 
-/// Side of a tile of InternVL, tokens of one, and the most of them.
+/// Side of an InternVL tile, tokens per tile, and the most tiles.
 const TILE: u32 = 448;
 const TILE_TOKENS: u32 = 256;
 const MOST_TILES: u32 = 12;
-/// Sides of what LLaVA 1.5 and Gemma 3 look at.
+/// Input sides of LLaVA 1.5 and Gemma 3.
 const LLAVA: u32 = 336;
 const GEMMA: u32 = 896;
 
-/// What `smart_resize` is given.
+/// The parameters of `smart_resize`.
 struct Smart {
     factor: u32,
     min_pixels: u64,
@@ -57,7 +57,7 @@ struct Smart {
 }
 
 impl Family {
-    /// The family of this name.
+    /// The family with this name.
     pub fn named(name: &str) -> Option<Self> {
         let found = NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, family)| *family)
@@ -85,7 +85,7 @@ impl Family {
         }
     }
 
-    /// The fewest tokens that an image may be brought to.
+    /// The least tokens that an image can be reduced to.
     pub fn fewest(self) -> u32 {
         match self {
             Self::Qwen2Vl | Self::Qwen3Vl => {
@@ -114,8 +114,8 @@ impl Family {
         }
     }
 
-    /// The size to send an image of this size in, so that it makes at most so many tokens. Never
-    /// larger than it is.
+    /// The size to send an image in, so that it makes at most this many tokens. Never larger than
+    /// the original.
     fn within(self, tokens: u32, width: u32, height: u32) -> (u32, u32) {
         match self {
             Self::Qwen2Vl | Self::Qwen3Vl => {
@@ -189,7 +189,7 @@ fn tokens_of_tiles(tiles: u32) -> u32 {
     (tiles + thumbnail) * TILE_TOKENS
 }
 
-/// Columns and rows of the tiles of an image: `get_optimal_tiled_canvas` of Transformers.
+/// Columns and rows of an image's tiles: `get_optimal_tiled_canvas` of Transformers.
 fn grid(width: u32, height: u32, most: u32) -> (u32, u32) {
     let (wide, high) = (f64::from(width), f64::from(height));
     let sides = (1..=most).flat_map(|columns| (1..=most).map(move |rows| (columns, rows)));
@@ -208,19 +208,19 @@ fn grid(width: u32, height: u32, most: u32) -> (u32, u32) {
     best.1
 }
 
-/// How large images are that a server is sent.
+/// The size of images sent to a server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Budget {
-    /// Whose formula counts.
+    /// The family of the formula.
     pub family: Option<Family>,
-    /// Tokens of an image at most. Needs a family.
+    /// Most tokens per image. Needs a family.
     pub image_tokens: Option<u32>,
-    /// Pixels of an image at most.
+    /// Most pixels per image.
     pub max_pixels: Option<u64>,
 }
 
 impl Budget {
-    /// The size `(width, height)` that an image of this size is sent in.
+    /// The size `(width, height)` in which an image of this size is sent.
     pub fn target(&self, width: u32, height: u32) -> (u32, u32) {
         match *self {
             Self {
@@ -240,7 +240,7 @@ impl Budget {
                 let beta = (f64::from(width) * f64::from(height) / pixels as f64).sqrt();
                 let cut = |side: u32| ((f64::from(side) / beta).floor() as u32).max(1);
                 let (width, height) = (cut(width), cut(height));
-                // A side that would be nothing is 1.
+                // Sides are at least 1.
                 let most =
                     |other: u32| u32::try_from(pixels / u64::from(other)).unwrap_or(u32::MAX);
                 let width = width.min(most(height)).max(1);
@@ -250,7 +250,7 @@ impl Budget {
         }
     }
 
-    /// Tokens of an image of this size as it is sent, where the family is known.
+    /// Tokens of an image of this size as sent, if the family is known.
     pub fn tokens(&self, width: u32, height: u32) -> Option<u32> {
         let (width, height) = self.target(width, height);
         self.family.map(|family| family.tokens(width, height))

@@ -19,18 +19,18 @@ use crate::tiff_kinds::{self, Kind};
 use crate::tiff_tags::Tags;
 use crate::{Limits, PrepareError, bmp, gif, ink, jpeg, markers};
 
-/// Decodes images of any kind that is read, and keeps the pixels and their memory.
+/// Decodes images of any supported format, and reuses the memory of their pixels.
 pub(crate) struct Decoder {
     turbo: Option<Turbo>,
     image: RgbImage,
-    /// Size of the whole image, upright, and the part of it that `image` is.
+    /// Size of the whole image, upright, and the part of it in `image`.
     size: (u32, u32),
     window: Window,
-    /// What a decoder gives that does not give RGB of 8 bits.
+    /// The output of decoders that do not produce 8-bit RGB.
     samples: Vec<u8>,
 }
 
-/// A kind of image.
+/// An image format.
 #[derive(Debug, Clone, Copy)]
 enum Format {
     Image(ImageFormat),
@@ -40,10 +40,10 @@ enum Format {
     Heif,
 }
 
-/// The last chunk of every PNG: its length, its name and its checksum.
+/// The last chunk of every PNG: its length, name and checksum.
 const PNG_END: &[u8] = b"\0\0\0\0IEND\xaeB`\x82";
 
-/// What a decoder may take for a header and its metadata.
+/// Memory limit of a decoder for headers and metadata.
 const HEADER_BYTES: u64 = 16 << 20;
 
 impl Decoder {
@@ -57,11 +57,11 @@ impl Decoder {
         }
     }
 
-    /// Decodes to RGB and turns the image upright. The kind is recognised by content. Gives the size of
-    /// the image as stored, upright.
+    /// Decodes to RGB and turns the image upright. The format is detected by content. Returns the
+    /// size of the stored image, upright.
     ///
-    /// `wanted` is asked what is looked at of an image of this upright `(width, height)`. Of a JPEG
-    /// the rest is not decoded.
+    /// `wanted` returns the required region of an image with this upright `(width, height)`. The
+    /// rest of a JPEG is not decoded.
     pub(crate) fn decode(
         &mut self,
         bytes: &[u8],
@@ -92,7 +92,7 @@ impl Decoder {
         Ok(ImageSize { width, height })
     }
 
-    /// Bytes of memory that the buffers hold.
+    /// Bytes of memory in the buffers.
     pub(crate) fn held(&self) -> usize {
         self.image.as_raw().capacity() + self.samples.capacity()
     }
@@ -106,7 +106,7 @@ impl Decoder {
         }
     }
 
-    /// `image` is all of the image.
+    /// `image` is the whole image.
     fn is_whole(&mut self) {
         self.size = self.image.dimensions();
         self.window = Window::whole(self.size);
@@ -129,7 +129,7 @@ impl Decoder {
             let turned = upright((width, height), orientation);
             let mut wanted = wanted(turned.0, turned.1);
             if orientation != Orientation::NoTransforms {
-                // Turning takes the whole image.
+                // Rotating requires the whole image.
                 let scaled = |side: u32| (side * wanted.eighths).div_ceil(8);
                 wanted.window = Window::whole((scaled(width), scaled(height)));
             }
@@ -137,7 +137,7 @@ impl Decoder {
         };
         let decoded = jpeg::decode(turbo, bytes, &mut pixels, check);
         if decoded.is_err() {
-            // After an error libjpeg-turbo's state is of no use: the next image would fail too.
+            // After an error libjpeg-turbo's state is unusable: the next image would fail too.
             self.turbo = None;
         }
         let decoded = decoded?;
@@ -167,7 +167,7 @@ impl Decoder {
                 };
                 let read_once = read(bytes);
                 match read_once {
-                    // All pixels may be there, with only the chunk behind them missing.
+                    // All pixels may be present, with only the chunk after them missing.
                     Err(error) if error.kind() == ErrorKind::Truncated => {
                         read(&[bytes, PNG_END].concat()).map_err(|_| error)
                     }
@@ -198,7 +198,7 @@ impl Decoder {
                 {
                     return self.decode_tiff(bytes, tags, kind, limits);
                 }
-                // Its own message does not help.
+                // Its own message is unhelpful.
                 let failed = |error: ImageError| match (&error, &tags) {
                     (ImageError::Unsupported(_), Some(tags)) => tiff_kinds::unsupported(tags),
                     _ => failed(error),
@@ -227,7 +227,7 @@ impl Decoder {
         }
     }
 
-    /// A TIFF of a kind that `image` does not read as Pillow does.
+    /// A kind of TIFF that `image` reads differently from Pillow.
     fn decode_tiff(
         &mut self,
         bytes: &[u8],
@@ -265,7 +265,7 @@ impl Decoder {
         }
         self.image = RgbImage::from_raw(width, height, pixels)
             .expect("three bytes were written for every pixel");
-        // The decoder has turned it; its EXIF data, if any, speaks of the image before.
+        // The decoder has rotated it; remaining EXIF data belongs to the previous image.
         Ok(Orientation::NoTransforms)
     }
 
@@ -278,7 +278,7 @@ impl Decoder {
     fn decode_heif(&mut self, bytes: &[u8], limits: &Limits) -> Result<Orientation, PrepareError> {
         let pixels = std::mem::take(&mut self.image).into_raw();
         self.image = crate::heif::decode(bytes, limits, pixels)?;
-        // libheif has turned it.
+        // libheif has rotated it.
         Ok(Orientation::NoTransforms)
     }
 
@@ -309,7 +309,7 @@ impl Decoder {
         } else {
             &mut self.samples
         };
-        // Zeroed, so that nothing of the image before shows where a decoder leaves pixels out.
+        // Zeroed, so that no pixels of the previous image show where a decoder omits some.
         samples.clear();
         samples.resize(decoder.total_bytes() as usize, 0);
         decoder
@@ -324,8 +324,7 @@ impl Decoder {
     }
 }
 
-/// Memory that decoding may take: 8 bytes a pixel (RGBA of 16 bits), twice for the decoder's own
-/// buffers.
+/// Memory limit for decoding: 8 bytes per pixel (16-bit RGBA), twice for the decoder's own buffers.
 fn memory(width: u32, height: u32) -> u64 {
     16 * u64::from(width) * u64::from(height) + HEADER_BYTES
 }
@@ -342,7 +341,7 @@ fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
         .unwrap_or(Orientation::NoTransforms)
 }
 
-/// To 8-bit RGB as Pillow's `convert("RGB")`; see the crate's documentation.
+/// To 8-bit RGB like Pillow's `convert("RGB")`; see the crate's documentation.
 fn to_rgb(color: ColorType, samples: &[u8], pixels: &mut Vec<u8>) -> Result<(), PrepareError> {
     let word = |high: u8, low: u8| u16::from_ne_bytes([high, low]);
     let high = |a: u8, b: u8| (word(a, b) >> 8) as u8;
@@ -382,7 +381,7 @@ fn convert<const N: usize>(
     }
 }
 
-/// `(width, height)` after turning.
+/// `(width, height)` after rotation.
 fn upright((width, height): (u32, u32), orientation: Orientation) -> (u32, u32) {
     match orientation {
         Orientation::Rotate90
@@ -394,7 +393,7 @@ fn upright((width, height): (u32, u32), orientation: Orientation) -> (u32, u32) 
 }
 
 fn guess_format(bytes: &[u8]) -> Result<Format, PrepareError> {
-    // BigTIFF, which `image` reads but does not recognise.
+    // BigTIFF, which `image` supports but does not detect.
     if bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B") {
         return Ok(Format::Image(ImageFormat::Tiff));
     }
@@ -411,7 +410,7 @@ fn guess_format(bytes: &[u8]) -> Result<Format, PrepareError> {
     Ok(Format::Image(format))
 }
 
-/// Of a kind that this build has no decoder for.
+/// A format that this build has no decoder for.
 #[cfg(not(all(feature = "jxl", feature = "heif")))]
 fn not_built(name: &str, feature: &str) -> PrepareError {
     PrepareError::new(
@@ -422,7 +421,7 @@ fn not_built(name: &str, feature: &str) -> PrepareError {
     )
 }
 
-/// Says nothing about the bytes: they may be those of any file that the worker can read.
+/// Reveals nothing about the bytes: they may come from any file that the worker can read.
 fn unknown() -> PrepareError {
     let mut formats = vec!["JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF"];
     if cfg!(feature = "jxl") {
@@ -450,9 +449,9 @@ fn failed(format: ImageFormat, error: &ImageError) -> PrepareError {
     PrepareError::new(kind, format!("{format:?}: {error}"))
 }
 
-/// A cut file's decoder only finds its bits wrong; the size that the file states tells.
+/// For a truncated file the decoder only reports invalid data; the stated file size reveals it.
 fn webp_failed(bytes: &[u8], error: PrepareError) -> PrepareError {
-    // The RIFF header: its name, then the number of bytes that follow.
+    // The RIFF header: its name, then the number of following bytes.
     let stated = bytes.get(4..8).and_then(|size| size.first_chunk());
     let stated = stated.map_or(0, |size| 8 + u64::from(u32::from_le_bytes(*size)));
     if error.kind() == ErrorKind::Corrupt && stated > bytes.len() as u64 {

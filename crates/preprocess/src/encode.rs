@@ -1,4 +1,4 @@
-//! Images as files for those who take no tensors.
+//! Encodes images as files for servers.
 
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 use image::{ExtendedColorType, ImageEncoder};
@@ -8,26 +8,26 @@ use turbojpeg::{Image, PixelFormat, Subsamp};
 
 use crate::PrepareError;
 
-/// What the pixels of a prepared image are written as.
+/// The format of a prepared image's pixels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// As they are, `HWC u8`.
+    /// Raw pixels, `HWC u8`.
     #[default]
     Raw,
-    /// JPEG of this quality, 1 to 100, with chroma of half the size up to 90 and whole above.
+    /// JPEG of this quality, 1 to 100, with half-size chroma up to 90 and full size above.
     Jpeg(u8),
-    /// PNG, with every pixel as it is.
+    /// PNG, lossless.
     Png,
 }
 
 impl Encoding {
-    /// Whether pixels are not written as a file.
+    /// Whether pixels are not encoded.
     pub fn is_raw(&self) -> bool {
         *self == Self::Raw
     }
 
-    /// Writes RGB pixels of this shape.
+    /// Encodes RGB pixels of this shape.
     pub(crate) fn encode(self, pixels: Vec<u8>, shape: Shape) -> Result<Vec<u8>, PrepareError> {
         let failed = |reason: String| PrepareError::new(ErrorKind::Unsupported, reason);
         match self {

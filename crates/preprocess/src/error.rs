@@ -3,10 +3,10 @@ use std::path::PathBuf;
 use thiserror::Error;
 use trommel_types::ErrorKind;
 
-/// Why a model directory gives no [`Plan`](crate::Plan).
+/// Why a model directory has no valid [`Plan`](crate::Plan).
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// No file that says how to prepare images.
+    /// No file describes how to prepare images.
     #[error(
         "{dir} has no preprocessor_config.json, no image_processor in processor_config.json, no pretrained_cfg in config.json and no [preprocess] in trommel.toml; export the model with its image processor, or write trommel.toml"
     )]
@@ -14,7 +14,7 @@ pub enum ConfigError {
         /// The model directory.
         dir: PathBuf,
     },
-    /// A file is there but cannot be read.
+    /// A file exists but cannot be read.
     #[error("failed to read {path}")]
     Unreadable {
         /// The file.
@@ -23,7 +23,7 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// A file is no JSON or TOML.
+    /// A file is not valid JSON or TOML.
     #[error("{path} is malformed: {reason}")]
     Malformed {
         /// The file.
@@ -31,7 +31,7 @@ pub enum ConfigError {
         /// The parser's error.
         reason: String,
     },
-    /// A file asks for something that is not done here.
+    /// A file requires something unsupported.
     #[error(
         "{path}: `{key}` is {found}, which is not followed: {why}; write what the processor does into [preprocess] of trommel.toml next to it (resize or shortest-edge, crop, resample, mean, std), and compare with `trommel model verify`"
     )]
@@ -42,10 +42,10 @@ pub enum ConfigError {
         key: String,
         /// Its value, or `missing`.
         found: String,
-        /// What is followed, or what is not.
+        /// What is supported, or what is not.
         why: String,
     },
-    /// The family of a prompt's model is not known.
+    /// The family of a prompt's model is unknown.
     #[error(
         "{path}: `prompt.family` is {found:?}, whose formula for the tokens of an image is not known here; known are {known}; set max-pixels instead of family and image-tokens"
     )]
@@ -54,10 +54,10 @@ pub enum ConfigError {
         path: PathBuf,
         /// Its name.
         found: String,
-        /// The names that are known.
+        /// The known names.
         known: String,
     },
-    /// Fewer tokens for an image than its family ever makes.
+    /// Fewer tokens per image than the family can make.
     #[error(
         "{path}: `prompt.image-tokens` is {tokens}, but models of family {family} make at least {fewest} of any image; raise it"
     )]
@@ -68,10 +68,10 @@ pub enum ConfigError {
         tokens: u32,
         /// The family.
         family: String,
-        /// The fewest.
+        /// The minimum.
         fewest: u32,
     },
-    /// A key has a value that cannot be used.
+    /// A key has an invalid value.
     #[error("{path}: `{key}` is {found}, expected {expected}")]
     Invalid {
         /// The file.
@@ -80,12 +80,12 @@ pub enum ConfigError {
         key: String,
         /// Its value, or `missing`.
         found: String,
-        /// What would be right.
+        /// The valid values.
         expected: &'static str,
     },
 }
 
-/// Why an image gives no tensor.
+/// Why an image has no tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct PrepareError {

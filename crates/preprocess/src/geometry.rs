@@ -1,4 +1,4 @@
-//! Sizes and offsets, rounded as the reference processors round them.
+//! Sizes and offsets, rounded like the reference processors.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// All of an image of `(width, height)`.
+    /// The whole image of `(width, height)`.
     pub(crate) fn whole((width, height): (u32, u32)) -> Self {
         Self {
             columns: 0..width,
@@ -22,13 +22,13 @@ impl Window {
         }
     }
 
-    /// Whether all of another window is in this one.
+    /// Whether this one contains another window.
     pub(crate) fn holds(&self, other: &Self) -> bool {
         let holds = |a: &Range<u32>, b: &Range<u32>| a.start <= b.start && b.end <= a.end;
         holds(&self.columns, &other.columns) && holds(&self.rows, &other.rows)
     }
 
-    /// The smallest window that holds both.
+    /// The smallest window that contains both.
     pub(crate) fn and(self, other: Self) -> Self {
         let both = |a: Range<u32>, b: Range<u32>| a.start.min(b.start)..a.end.max(b.end);
         Self {
@@ -38,45 +38,45 @@ impl Window {
     }
 }
 
-/// How an image is scaled.
+/// How an image is resized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resize {
     /// Not at all.
     None,
-    /// To this size, whatever the aspect ratio.
+    /// To this size, regardless of the aspect ratio.
     Exact {
         /// Rows.
         height: u32,
         /// Columns.
         width: u32,
     },
-    /// So that the shorter side has this length; the longer one is rounded down.
+    /// Scales the shorter side to this length; the longer one is rounded down.
     ShortestEdge(u32),
-    /// To the smallest size of the same aspect ratio that covers this one.
+    /// To the smallest size with the same aspect ratio that covers this one.
     Cover {
         /// Rows.
         height: u32,
         /// Columns.
         width: u32,
     },
-    /// To the largest size of the same aspect ratio that fits into this one.
+    /// To the largest size with the same aspect ratio that fits into this one.
     Fit {
         /// Rows.
         height: u32,
         /// Columns.
         width: u32,
     },
-    /// To what a server is to be sent of it.
+    /// To the size for a server.
     Budget(Budget),
 }
 
 impl Resize {
-    /// The size `(width, height)` that an image of this size is scaled to.
+    /// The size `(width, height)` after resizing an image of this size.
     ///
     /// The longer side is `int(edge × long ÷ short)`, as in Transformers'
     /// `get_resize_output_image_size` and torchvision's `Resize`; `Cover` and `Fit` round halves to
-    /// even, as timm's `ResizeKeepRatio`. A side that would be rounded to 0 is 1.
+    /// even, like timm's `ResizeKeepRatio`. Sides are at least 1.
     pub fn target(self, width: u32, height: u32) -> (u32, u32) {
         let longer = |edge: u32, long: u32, short: u32| {
             (f64::from(edge) * f64::from(long) / f64::from(short)) as u32
@@ -107,39 +107,39 @@ impl Resize {
     }
 }
 
-/// A window cut from the middle, filled up where the image is smaller.
+/// A centre crop, padded if the image is smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Crop {
     /// Rows.
     pub height: u32,
     /// Columns.
     pub width: u32,
-    /// Whose rounding the offsets follow.
+    /// Which rounding the offsets follow.
     pub rounding: Rounding,
-    /// Red, green and blue of what is filled up.
+    /// Red, green and blue of the padding.
     pub fill: [u8; 3],
 }
 
-/// Whose rounding the offsets of a crop follow.
+/// The rounding of crop offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
-    /// `(size − crop) // 2`, and the larger half of a padding first.
+    /// `(size − crop) // 2`, with the larger half of a padding first.
     Transformers,
-    /// `(size − crop) // 2`, and the smaller half of a padding first: Transformers' processors that
-    /// scale with torchvision.
+    /// `(size − crop) // 2`, with the smaller half of a padding first: Transformers' processors
+    /// with torchvision.
     TransformersFast,
-    /// `round((size − crop) ÷ 2)`, halves to even, and the smaller half of a padding first.
+    /// `round((size − crop) ÷ 2)`, halves to even, with the smaller half of a padding first.
     Torchvision,
 }
 
-/// Where a crop begins along one axis, in an image of `size` of which `crop` are kept.
+/// The start of a crop along one axis, in an image of `size` of which `crop` are kept.
 ///
 /// A negative number is the padding before the image.
 pub(crate) fn crop_offset(size: u32, crop: u32, rounding: Rounding) -> i64 {
     let spare = i64::from(size) - i64::from(crop);
     match rounding {
-        // Padding before the image is ceil(missing / 2), which is what flooring gives here.
+        // Padding before the image is ceil(missing / 2), which flooring gives here.
         Rounding::Transformers => spare.div_euclid(2),
         Rounding::TransformersFast => spare / 2,
         Rounding::Torchvision if spare < 0 => -(-spare / 2),

@@ -1,8 +1,8 @@
-//! What surrounds a GIF's first frame when it is smaller than the logical screen.
+//! The area around a GIF's first frame that is smaller than the logical screen.
 
 use image::RgbImage;
 
-/// A frame's place on the logical screen, and the colour that Pillow gives the rest.
+/// A frame's position on the logical screen, and the colour that Pillow gives to the rest.
 #[derive(Debug, PartialEq, Eq)]
 struct FirstFrame {
     left: u32,
@@ -12,8 +12,8 @@ struct FirstFrame {
     around: [u8; 3],
 }
 
-/// Colours what the first frame leaves free: with the frame's transparent colour, else with the
-/// first of its palette, as Pillow does. (`image` leaves it black, browsers leave it transparent.)
+/// Fills the area outside the first frame: with the frame's transparent colour, else with the first
+/// of its palette, like Pillow. (`image` leaves it black, browsers leave it transparent.)
 pub(crate) fn fill_around_first_frame(bytes: &[u8], image: &mut RgbImage) {
     let Some(frame) = first_frame(bytes) else {
         return;
@@ -80,7 +80,7 @@ fn first_frame(bytes: &[u8]) -> Option<FirstFrame> {
     })
 }
 
-/// The colour table that `flags` announce at `at`, empty if none, and where it ends.
+/// The colour table announced by `flags` at `at`, empty if there is none, and its end.
 fn color_table(bytes: &[u8], flags: u8, at: usize) -> Option<(&[u8], usize)> {
     let length = if flags & 0x80 == 0 {
         0

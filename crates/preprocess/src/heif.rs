@@ -8,7 +8,7 @@ use trommel_types::ErrorKind;
 
 use crate::{Limits, PrepareError};
 
-/// Decodes the primary image to RGB of 8 bits, upright, into the memory of `pixels`.
+/// Decodes the primary image to 8-bit RGB, upright, into `pixels`.
 pub(crate) fn decode(
     bytes: &[u8],
     limits: &Limits,
@@ -16,11 +16,11 @@ pub(crate) fn decode(
 ) -> Result<RgbImage, PrepareError> {
     let failed = |error| failed(bytes, &error);
     let mut context = HeifContext::new().map_err(failed)?;
-    // libheif asks for these before it takes memory for what the file's parts say.
+    // libheif checks these before it allocates memory for the sizes stated in the file.
     let mut security = context.security_limits();
     security.set_max_image_size_pixels(limits.max_pixels);
     context.set_security_limits(&security).map_err(failed)?;
-    // The stage has a thread for each core already.
+    // The stage already has one thread per core.
     context.set_max_decoding_threads(0);
     context.read_bytes(bytes).map_err(failed)?;
     let handle = context.primary_image_handle().map_err(failed)?;
@@ -54,9 +54,9 @@ fn failed(bytes: &[u8], error: &HeifError) -> PrepareError {
     PrepareError::new(kind, format!("HEIF: {}", error.message))
 }
 
-/// Whether the last box reaches beyond the end of the file. A box begins with its size in 32 bits
-/// and its name (ISO/IEC 14496-12, 4.2); a size of 1 says that one of 64 bits follows, 0 that the
-/// box takes all that is left.
+/// Whether the last box extends beyond the end of the file. A box begins with its size in 32 bits
+/// and its name (ISO/IEC 14496-12, 4.2); a size of 1 is followed by a 64-bit size, 0 means up to
+/// the end of the file.
 fn ends_early(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     while let Some((size, content)) = rest.split_first_chunk() {

@@ -1,4 +1,4 @@
-//! Colours that are printed: cyan, magenta, yellow and black.
+//! Printing colours: cyan, magenta, yellow and black.
 
 use std::io::{Cursor, ErrorKind as IoErrorKind};
 
@@ -8,9 +8,9 @@ use trommel_types::ErrorKind;
 
 use crate::PrepareError;
 
-/// Decodes a TIFF file of four interleaved inks into RGB, which `image` would round its own way.
+/// Decodes a TIFF file with four interleaved inks to RGB, which `image` would round differently.
 ///
-/// The result has another length than three bytes a pixel when the inks are not interleaved.
+/// If the inks are not interleaved, the length of the result is not three bytes per pixel.
 pub(crate) fn decode_tiff(bytes: &[u8], memory: usize) -> Result<Vec<u8>, PrepareError> {
     let mut limits = Limits::default();
     limits.decoding_buffer_size = memory;
@@ -38,10 +38,10 @@ fn failed(error: &TiffError) -> PrepareError {
     PrepareError::new(kind, format!("Tiff: {error}"))
 }
 
-/// CMYK to RGB as Pillow does, in place: the first three quarters of `light` are the result.
+/// CMYK to RGB like Pillow, in place: the first three quarters of `light` are the result.
 ///
-/// `light` holds the inks inverted, that is `255 − C` and so on: `R = (255 − C) × (255 − K) ÷ 255`,
-/// rounded as Pillow's `MULDIV255`.
+/// `light` has the inverted inks, `255 − C` and so on: `R = (255 − C) × (255 − K) ÷ 255`, rounded
+/// like Pillow's `MULDIV255`.
 pub(crate) fn multiply_out(light: &mut Vec<u8>) {
     let count = light.len() / 4;
     for index in 0..count {

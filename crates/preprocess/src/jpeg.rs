@@ -5,24 +5,24 @@ use crate::geometry::Window;
 use crate::kernel::turbo::{Header, Region, Turbo};
 use crate::{PrepareError, ink, markers};
 
-/// Scans of a progressive file beyond which it is refused. Encoders write about ten, and at most
-/// 64; a few kilobytes with thousands of scans would occupy a core for minutes.
+/// Most scans of a progressive file. Encoders write about ten, at most 64; a few kilobytes with
+/// thousands of scans would occupy a core for minutes.
 const MAX_SCANS: u64 = 500;
-/// Pixels times scans beyond which it is refused: some twenty seconds of work.
+/// Most pixels times scans: about twenty seconds of work.
 const MAX_SCANNED: u64 = 8_000_000_000;
-/// Scans that are read whatever the size.
+/// Number of scans that is always accepted.
 const MIN_SCANS: u64 = 64;
 
-/// Blocks around what is wanted that are decoded too: libjpeg smooths chroma over the edges of a
-/// block, and those of an unfinished progressive image over two, and knows nothing of its neighbours
-/// at the edge of a region.
+/// Additional blocks decoded around the wanted region: libjpeg smooths chroma over one block edge,
+/// and over two in an unfinished progressive image, and does not know the neighbours at the edge of
+/// a region.
 const MARGIN: usize = 3;
 
-/// TurboJPEG's word for a region that begins within a block. It takes the width of blocks from the
-/// name of the subsampling, and some files write a common one by larger factors.
+/// TurboJPEG's message for a region that begins within a block. It derives the width of blocks from
+/// the name of the subsampling, and some files write a common one with larger factors.
 const OTHER_BLOCKS: &str = "cropping region";
 
-/// A decompressor as [`decode`] expects it.
+/// A decompressor for [`decode`].
 pub(crate) fn decompressor() -> Result<Turbo, PrepareError> {
     Turbo::new().map_err(|error| {
         PrepareError::new(
@@ -32,30 +32,30 @@ pub(crate) fn decompressor() -> Result<Turbo, PrepareError> {
     })
 }
 
-/// What is wanted of an image.
+/// The required part of an image.
 pub(crate) struct Wanted {
-    /// To how many eighths of its size it is decoded.
+    /// The scale in eighths.
     pub(crate) eighths: u32,
-    /// The pixels that are looked at, of the image of that size.
+    /// The required pixels of the scaled image.
     pub(crate) window: Window,
 }
 
-/// What came of a JPEG.
+/// The result of decoding a JPEG.
 pub(crate) struct Decoded {
     /// `(width, height)` as stored.
     pub(crate) original: (u32, u32),
     /// `(width, height)` of the scaled image.
     pub(crate) size: (u32, u32),
-    /// The part of it that the pixels are.
+    /// The part of it in the pixels.
     pub(crate) window: Window,
 }
 
-/// Decodes JPEG into `HWC u8` RGB by libjpeg-turbo, with the flags that Pillow uses.
+/// Decodes JPEG to `HWC u8` RGB with libjpeg-turbo and the flags of Pillow.
 ///
-/// `check` is asked about `(width, height)` before memory is taken, and says what is wanted; that
-/// and somewhat around it is decoded, with the values that it has in the whole image. A file without
-/// its end is an error, also where the end is not wanted; other damage that libjpeg only warns of is
-/// decoded as far as it goes, as Pillow does.
+/// `check` is called with `(width, height)` before memory is allocated, and returns the required
+/// part; that and a margin are decoded, with the same values as in the whole image. A file without
+/// its end is an error, even if the end is not needed; other damage that libjpeg only warns about
+/// is decoded as far as possible, like Pillow.
 pub(crate) fn decode(
     turbo: &mut Turbo,
     bytes: &[u8],
@@ -75,8 +75,8 @@ pub(crate) fn decode(
             )
         }
     };
-    // A file of tables alone is no error to TurboJPEG, which then reports the size of the image
-    // before.
+    // A file with only tables is no error to TurboJPEG, which then reports the size of the previous
+    // image.
     let size = markers::frame(data).map(|frame| (frame.width.into(), frame.height.into()));
     if size != Some((header.width, header.height)) {
         return Err(damaged(bytes, "it holds no image"));
@@ -107,7 +107,7 @@ pub(crate) fn decode(
         return Err(failed(bytes, &error));
     }
     if header.has_ink {
-        // Pillow takes the inks of every JPEG for inverted, as Adobe writes them: light already.
+        // Pillow treats the inks of every JPEG as inverted, as Adobe writes them: light already.
         ink::multiply_out(pixels);
     }
     let range = |start, length| start as u32..(start + length) as u32;
@@ -124,7 +124,7 @@ pub(crate) fn decode(
     })
 }
 
-/// All of an image.
+/// The whole image.
 fn whole(header: &Header, scaling: ScalingFactor) -> Region {
     Region {
         x: 0,
@@ -134,7 +134,7 @@ fn whole(header: &Header, scaling: ScalingFactor) -> Region {
     }
 }
 
-/// What has to be decoded for a window.
+/// The region to decode for a window.
 fn region(header: &Header, scaling: ScalingFactor, window: &Window) -> Region {
     let all = whole(header, scaling);
     let Some(block) = header.block else {
@@ -157,10 +157,10 @@ fn region(header: &Header, scaling: ScalingFactor, window: &Window) -> Region {
     }
 }
 
-/// Whether libjpeg has gone on to the end of the image and only warns.
+/// Whether libjpeg reached the end of the image and only warned.
 ///
-/// TurboJPEG reports both alike and keeps the last message, so the texts of libjpeg's warnings
-/// (`JWRN_…` in its `jerror.h`) have to tell.
+/// TurboJPEG reports both alike and keeps the last message, so this has to rely on the texts of
+/// libjpeg's warnings (`JWRN_…` in its `jerror.h`).
 fn is_warning(error: &str) -> bool {
     const WARNINGS: [&str; 6] = [
         "Corrupt JPEG data",
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The pixels of a window of the image, cut from what was decoded for it.
+    /// The pixels of a window of the image, cut from the decoded region.
     fn pixels_of(turbo: &mut Turbo, bytes: &[u8], eighths: u32, window: &Window) -> Vec<u8> {
         let mut pixels = Vec::new();
         let wanted = Wanted {
@@ -225,8 +225,8 @@ mod tests {
             .collect()
     }
 
-    /// 4:4:4 may be written with the factors 2 × 1 for all channels: blocks are twice as wide then as
-    /// TurboJPEG says.
+    /// 4:4:4 may be written with the factors 2 × 1 for all channels: then blocks are twice as wide
+    /// as TurboJPEG reports.
     #[test]
     fn blocks_that_are_wider_than_their_name_says_stop_nothing() {
         let mut bytes = include_bytes!("../tests/fixtures/images/jpeg_444.jpg").to_vec();

@@ -6,13 +6,13 @@ use trommel_types::ErrorKind;
 
 use crate::{Limits, PrepareError};
 
-/// Memory that a pixel may take: the decoder computes in floating point, with several copies.
+/// Memory per pixel: the decoder computes in floating point, with several copies.
 const PIXEL_BYTES: u64 = 128;
-/// What it may take besides.
+/// Fixed memory.
 const BASE_BYTES: u64 = 64 << 20;
 
-/// Decodes the first frame, upright, to 8 bits a sample. Gives `(width, height)` and what the samples
-/// are.
+/// Decodes the first frame, upright, to 8 bits per sample. Returns `(width, height)` and the kind
+/// of samples.
 pub(crate) fn decode(
     bytes: &[u8],
     limits: &Limits,
@@ -21,7 +21,7 @@ pub(crate) fn decode(
     let memory = BASE_BYTES + PIXEL_BYTES * limits.max_pixels.min(u64::from(u32::MAX));
     let tracker = AllocTracker::with_limit(usize::try_from(memory).unwrap_or(usize::MAX));
     let image = JxlImage::builder()
-        // The stage has a thread for each core already.
+        // The stage already has one thread per core.
         .pool(JxlThreadPool::none())
         .alloc_tracker(tracker)
         .read(bytes)

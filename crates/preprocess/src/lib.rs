@@ -1,9 +1,9 @@
 //! Turns image bytes into the tensor a model expects. Pure: no clock, no network, no async.
 //!
-//! A [`Plan`] is read from a model's directory and says how; a [`Preparer`] carries it out, one
-//! image at a time, and keeps its buffers for the next; a [`Prepared`] is the tensor, `HWC u8`,
-//! not yet normalised. [`Limits`] bound what one image may cost, and are checked against its
-//! header before memory is taken.
+//! A [`Plan`] is read from a model's directory and describes the preprocessing; a [`Preparer`]
+//! executes it, one image at a time, and reuses its buffers; a [`Prepared`] is the tensor, `HWC
+//! u8`, not yet normalised. [`Limits`] bound the cost of one image, and are checked against its
+//! header before memory is allocated.
 //!
 //! The tensor is the one that the model's reference processor gives, byte for byte: decoding by
 //! libjpeg-turbo with its default flags, resizing one axis at a time with bytes between and the
@@ -25,17 +25,18 @@
 //! with halved chroma differs from Pillow's at the edges of colours, by up to 67 levels and 2.6 on
 //! average in a small drawing, as libheif brings chroma to full size in another way).
 //!
-//! A file that ends before its image does is an error. Of other damage, a JPEG's is decoded as far
-//! as libjpeg goes, as Pillow does; in the other formats it is an error, where Pillow may go on
-//! (after a wrong checksum in PNG, say). A PNG whose end chunk alone is missing is whole.
+//! A file that ends before its image does is an error. Otherwise damaged JPEGs are decoded as far
+//! as libjpeg goes, like Pillow; in other formats damage is an error, even where Pillow continues
+//! (such as after a wrong checksum in PNG). A PNG that only lacks its end chunk is complete.
 //!
-//! Damage that only takes time is bounded too: a progressive JPEG of very many scans is refused, and of
-//! an animation no second frame is read. [`Mode::Fast`] trades exactness for speed.
+//! Damage that only takes time is bounded too: a progressive JPEG with very many scans is refused,
+//! and only the first frame of an animation is read. [`Mode::Fast`] trades exactness for speed.
 //!
-//! For a model that a server runs, a [`Budget`] says how large images are sent, and [`Encoding`] as what.
+//! For a model on a server, a [`Budget`] sets the size of sent images, and [`Encoding`] their
+//! format.
 //!
-//! Deliberately absent: normalisation, which happens next to the model (see [`Plan::normalization`]),
-//! and colour profiles, which the reference processors ignore too.
+//! Deliberately absent: normalisation, which is done next to the model (see
+//! [`Plan::normalization`]), and colour profiles, which the reference processors ignore too.
 //!
 //! ```no_run
 //! use std::path::Path;

@@ -1,4 +1,4 @@
-//! The marker segments of a JPEG file (ITU-T T.81, annex B), as far as libjpeg-turbo does not tell.
+//! Parses marker segments of a JPEG file (ITU-T T.81, annex B) that libjpeg-turbo does not report.
 
 use std::iter;
 
@@ -10,23 +10,23 @@ const JFIF: u8 = 0xE0;
 const EXIF_OR_XMP: u8 = 0xE1;
 const ADOBE: u8 = 0xEE;
 
-/// One marker and what follows it.
+/// A marker and its content.
 struct Segment<'a> {
     code: u8,
-    /// Empty for markers that stand alone.
+    /// Empty for markers without content.
     body: &'a [u8],
-    /// Where the marker begins.
+    /// Position of the marker.
     start: usize,
 }
 
-/// The segments of the whole file, entropy-coded data and stray bytes skipped.
+/// The segments of the whole file, without entropy-coded data and stray bytes.
 ///
-/// Ends behind the end-of-image marker, or where the file ends before one.
+/// Ends after the end-of-image marker, or where the file ends before one.
 fn segments(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
     let mut position = 2;
     iter::from_fn(move || {
         let rest = bytes.get(position..)?;
-        // A stuffed 0 belongs to the coded data, and an FF may fill up before a marker.
+        // A stuffed 0 belongs to the coded data, and an FF may be padding before a marker.
         let offset = rest
             .windows(2)
             .position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF))?;
@@ -60,11 +60,11 @@ fn header(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
     segments(bytes).take_while(|segment| !matches!(segment.code, START_OF_SCAN | END_OF_IMAGE))
 }
 
-/// Whether the file has no end-of-image marker, as one that was cut off.
+/// Whether the file lacks an end-of-image marker, like a truncated one.
 ///
-/// Looks at every byte: for files that have failed.
+/// Examines every byte: for files that have failed.
 pub(crate) fn ends_early(bytes: &[u8]) -> bool {
-    // Damage may hide where segments begin, but not what the file ends with. Some writers fill up.
+    // Damage may hide where segments begin, but not the end of the file. Some writers add padding.
     let end = bytes
         .iter()
         .rposition(|byte| *byte != 0)
@@ -73,7 +73,7 @@ pub(crate) fn ends_early(bytes: &[u8]) -> bool {
     !is_whole && !segments(bytes).any(|segment| segment.code == END_OF_IMAGE)
 }
 
-/// What a start-of-frame segment says.
+/// The contents of a start-of-frame segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) width: u16,
@@ -81,7 +81,7 @@ pub(crate) struct Frame {
     pub(crate) components: u8,
 }
 
-/// The frame of the image that the file begins with.
+/// The frame header of the file's first image.
 pub(crate) fn frame(bytes: &[u8]) -> Option<Frame> {
     let is_frame = |code| matches!(code, 0xC0..=0xCF) && !matches!(code, 0xC4 | 0xC8 | 0xCC);
     let body = header(bytes).find(|segment| is_frame(segment.code))?.body;
@@ -95,7 +95,7 @@ pub(crate) fn frame(bytes: &[u8]) -> Option<Frame> {
     })
 }
 
-/// How the image is to be turned, by its EXIF segment or else by its XMP segment.
+/// The orientation of the image, from its EXIF segment or else its XMP segment.
 pub(crate) fn orientation(bytes: &[u8]) -> Orientation {
     let application = |prefix: &'static [u8]| {
         header(bytes)
@@ -122,11 +122,11 @@ pub(crate) fn xmp_orientation(packet: &[u8]) -> Option<Orientation> {
     Orientation::from_exif(digit - b'0')
 }
 
-/// The file without the faults in its header that libjpeg warns of and decodes all the same: stray
-/// bytes, a damaged colour profile, an unknown version of JFIF or colour transform of Adobe's.
+/// The file without faults in its header that libjpeg only warns about: stray bytes, a damaged
+/// colour profile, an unknown version of JFIF or Adobe colour transform.
 ///
-/// TurboJPEG gives such a header no size, while libjpeg (and so Pillow) reads on. `None` when the
-/// file has no image data.
+/// TurboJPEG reports no size for such a header, while libjpeg (and so Pillow) reads on. `None` if
+/// the file has no image data.
 pub(crate) fn with_plain_header(bytes: &[u8]) -> Option<Vec<u8>> {
     let data = segments(bytes)
         .find(|segment| segment.code == START_OF_SCAN)?
@@ -139,7 +139,7 @@ pub(crate) fn with_plain_header(bytes: &[u8]) -> Option<Vec<u8>> {
             JFIF if body.starts_with(b"JFIF\0") && body.len() >= 14 => body[5] = 1,
             ADOBE if body.starts_with(b"Adobe") && body.len() >= 12 => {
                 let transform = &mut body[11];
-                // What libjpeg assumes for a transform that it does not know.
+                // libjpeg's assumption for an unknown transform.
                 let assumed = if components == 4 { 2 } else { 1 };
                 if !(*transform == 0 || *transform == assumed) {
                     *transform = assumed;
@@ -177,7 +177,8 @@ mod tests {
             b"trailing bytes"
         ])));
         assert!(ends_early(&file(&[FRAME, SCAN])));
-        // A segment that claims to be longer than the file hides the end from those who walk.
+        // A segment that claims to be longer than the file hides the end when segments are
+        // followed.
         let damage = &[0xFF, 0xC4, 0xFF, 0xFF, 1];
         assert!(!ends_early(&file(&[FRAME, SCAN, damage, &[0xFF, 0xD9]])));
         assert!(!ends_early(&file(&[
@@ -188,7 +189,7 @@ mod tests {
         ])));
         assert!(ends_early(&file(&[FRAME, SCAN, &[0xFF, 0xC4, 0, 9, 1]])));
         assert!(ends_early(&file(&[])));
-        // An embedded thumbnail's end is not the file's.
+        // The end of an embedded thumbnail is not the file's.
         assert!(ends_early(&file(&[&[0xFF, 0xE1, 0, 4, 0xFF, 0xD9], FRAME])));
     }
 

@@ -1,16 +1,16 @@
-//! A perceptual hash: images that look alike differ in few of its bits.
+//! A perceptual hash: hashes of similar images differ in few bits.
 
 use std::f64::consts::PI;
 use std::sync::LazyLock;
 
 use trommel_types::Shape;
 
-/// Cells of a side that pixels are averaged to.
+/// Side of the grid of cells that pixels are averaged to.
 const CELLS: usize = 32;
-/// The lowest frequencies of a side that the hash tells of.
+/// Lowest frequencies per side in the hash.
 const KEPT: usize = 8;
 
-/// Cosines by frequency and cell. Whole numbers, so that every processor computes the same bits.
+/// Cosines by frequency and cell. Integers, so that every processor computes the same bits.
 static COSINES: LazyLock<[[i64; CELLS]; KEPT]> = LazyLock::new(|| {
     std::array::from_fn(|frequency| {
         std::array::from_fn(|cell| {
@@ -20,9 +20,10 @@ static COSINES: LazyLock<[[i64; CELLS]; KEPT]> = LazyLock::new(|| {
     })
 });
 
-/// The hash of `HWC u8` pixels, as pHash and `imagehash.phash` define it: the 8 × 8 lowest frequencies of the
-/// discrete cosine transform of 32 × 32 grey cells, each a bit that says whether it is above their median. The
-/// lowest frequency is the highest bit. Grey is the mean of the channels, whatever their order.
+/// The hash of `HWC u8` pixels, as defined by pHash and `imagehash.phash`: the 8 × 8 lowest
+/// frequencies of the discrete cosine transform of 32 × 32 grey cells, with one bit each for
+/// whether it is above their median. The lowest frequency is the highest bit. Grey is the mean of
+/// the channels, in any order.
 pub(crate) fn phash(pixels: &[u8], shape: Shape) -> u64 {
     let cells = cells(pixels, shape);
     let mut rows = [[0i64; KEPT]; CELLS];
@@ -39,7 +40,7 @@ pub(crate) fn phash(pixels: &[u8], shape: Shape) -> u64 {
     let mut sorted = waves;
     sorted.sort_unstable();
     let middle = sorted.len() / 2;
-    // Twice the median, which lies between two of an even number.
+    // Twice the median of an even number of values.
     let median = sorted[middle - 1] + sorted[middle];
     let bits = waves.iter().map(|wave| u64::from(2 * wave > median));
     bits.fold(0, |hash, bit| hash << 1 | bit)
@@ -49,7 +50,7 @@ fn dot(values: impl Iterator<Item = i64>, cosines: &[i64]) -> i64 {
     values.zip(cosines).map(|(a, b)| a * b).sum()
 }
 
-/// Means of the pixels under each cell, in 256ths; a pixel may lie under several.
+/// Means of the pixels in each cell, in 256ths; a pixel may belong to several.
 fn cells(pixels: &[u8], shape: Shape) -> [[i64; CELLS]; CELLS] {
     let (height, width) = (shape.height as usize, shape.width as usize);
     let channels = shape.channels as usize;
@@ -122,7 +123,8 @@ mod tests {
 
     #[test]
     fn the_bits_are_those_of_the_waves_and_of_no_size_in_particular() {
-        // One wave along x, whose frequency is 1: only its bit and that of the mean are above the median, 0.
+        // One wave along x, of frequency 1: only its bit and that of the mean are above the median,
+        // 0.
         let cells: Vec<u8> = (0..32)
             .flat_map(|_| {
                 (0..32).map(|x| {
@@ -136,7 +138,7 @@ mod tests {
             channels: 1,
         };
         assert_eq!(phash(&cells, shape) >> 62, 0b11);
-        // One colour has no waves but the mean.
+        // A single colour has no waves except the mean.
         assert_eq!(
             phash(
                 &[7; 5 * 3],

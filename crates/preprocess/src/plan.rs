@@ -11,36 +11,36 @@ use crate::{Arithmetic, ConfigError, Encoding, PrepareError, config};
 /// How images become the tensor of one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// Where this was read from: a processor's class, `timm`, or `trommel.toml`.
+    /// The origin: a processor's class, `timm`, or `trommel.toml`.
     pub family: String,
-    /// The name of the file in the model's directory that says so; empty for a plan of no file.
+    /// The name of the source file in the model's directory; empty for a plan without a file.
     pub read_from: String,
-    /// Scaling, first.
+    /// Resizing, done first.
     pub resize: Resize,
-    /// Filter of the scaling.
+    /// Filter of the resize.
     pub resample: Resample,
-    /// Whose arithmetic the scaling follows.
+    /// Whose arithmetic the resize follows.
     pub arithmetic: Arithmetic,
-    /// Why it is this one, for people.
+    /// The reason, for people.
     pub arithmetic_reason: String,
-    /// Cutting, after scaling.
+    /// Cropping, after resizing.
     pub crop: Option<Crop>,
     /// Order of the channels in the tensor.
     pub channel_order: ChannelOrder,
-    /// What is done next to the model, in the order of the tensor's channels.
+    /// Normalisation next to the model, in the tensor's channel order.
     pub normalization: Normalization,
-    /// What the pixels are written as: a file for a server, else the tensor itself.
+    /// The format of the pixels: a file for a server, else the tensor itself.
     #[serde(skip_serializing_if = "Encoding::is_raw")]
     pub encoding: Encoding,
 }
 
-/// The filters of Pillow's `resize`, by its names.
+/// The filters of Pillow's `resize`, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resample {
     /// The nearest pixel.
     Nearest,
-    /// Mean of the pixels that are covered.
+    /// Mean of the covered pixels.
     Box,
     /// Triangle.
     Bilinear,
@@ -64,7 +64,7 @@ pub enum ChannelOrder {
 }
 
 impl Plan {
-    /// Scales by Pillow's bilinear filter, and does nothing else.
+    /// Resizes with Pillow's bilinear filter, without other steps.
     pub fn plain(resize: Resize) -> Self {
         Self {
             family: "plain".to_owned(),
@@ -80,18 +80,18 @@ impl Plan {
         }
     }
 
-    /// Reads `preprocessor_config.json` or `processor_config.json` (Transformers) or `config.json` (timm)
-    /// of a model directory, and lets `[preprocess]` of its `trommel.toml` override. The processor that
-    /// is followed is `reference`, or what the directory says where that is `Auto`.
+    /// Reads `preprocessor_config.json` or `processor_config.json` (Transformers) or `config.json`
+    /// (timm) of a model directory, overridden by `[preprocess]` in its `trommel.toml`. The
+    /// processor to follow is `reference`, or for `Auto` that of the directory.
     ///
     /// # Errors
-    /// When there is no such file, or one holds something that cannot be followed exactly; the
-    /// message names the file, the key, what was found and what was expected.
+    /// If there is no such file, or it cannot be followed exactly; the message names the file, the
+    /// key, and the found and expected values.
     pub fn load(model_dir: &Path, reference: Reference) -> Result<Self, ConfigError> {
         config::load(model_dir, reference)
     }
 
-    /// Shape of every tensor. `None` when the model takes images of any size as they are.
+    /// Shape of every tensor. `None` if the model takes images of any size.
     pub fn shape(&self) -> Option<Shape> {
         let (height, width) = match (self.crop, self.resize) {
             (Some(crop), _) => (crop.height, crop.width),
@@ -105,10 +105,10 @@ impl Plan {
         })
     }
 
-    /// Shape of every tensor, for models that take images of one size.
+    /// Shape of every tensor, for models with a fixed image size.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) with the remedy, when images end up in different sizes.
+    /// [`Unsupported`](ErrorKind::Unsupported) with the remedy, if images have varying sizes.
     pub fn fixed_shape(&self) -> Result<Shape, PrepareError> {
         self.shape().ok_or_else(|| {
             PrepareError::new(
@@ -121,17 +121,17 @@ impl Plan {
         })
     }
 
-    /// Where the plan was read from: a processor's class, `timm`, or `trommel.toml`.
+    /// The origin of the plan: a processor's class, `timm`, or `trommel.toml`.
     pub fn family(&self) -> &str {
         &self.family
     }
 
-    /// The plan in one line for people, as `Display` gives it.
+    /// The plan in one line for people, as in `Display`.
     pub fn describe(&self) -> String {
         self.to_string()
     }
 
-    /// What the model's side does with the tensor.
+    /// The normalisation next to the model.
     pub fn normalization(&self) -> Normalization {
         self.normalization
     }

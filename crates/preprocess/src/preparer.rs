@@ -9,7 +9,7 @@ use crate::phash::phash;
 use crate::resize::Scaler;
 use crate::{Plan, PrepareError};
 
-/// What one image may cost. Checked against its header, before memory is taken.
+/// Limits for one image, checked against its header before memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Encoded bytes.
@@ -69,7 +69,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Checks what is made of an image that is scaled to a size.
+    /// Checks the size of a scaled image.
     fn check_scaled(&self, made: (u32, u32), target: (u32, u32)) -> Result<(), PrepareError> {
         let side = made.0.max(made.1);
         if u64::from(made.0) * u64::from(made.1) > self.max_pixels || side > self.max_side {
@@ -89,17 +89,17 @@ impl Limits {
 /// One image as a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
-    /// `HWC u8`, not yet normalised; a file where the plan encodes them.
+    /// `HWC u8`, not yet normalised; a file if the plan encodes it.
     pub pixels: Vec<u8>,
     /// Shape of `pixels`.
     pub shape: Shape,
-    /// Size of the image as stored, upright.
+    /// Size of the stored image, upright.
     pub original: ImageSize,
-    /// The perceptual hash of the pixels, if it was asked for.
+    /// The perceptual hash of the pixels, if requested.
     pub phash: Option<u64>,
 }
 
-/// Prepares one image after another and keeps its buffers between them. One for each thread.
+/// Prepares images in sequence and reuses its buffers. One per thread.
 pub struct Preparer {
     plan: Arc<Plan>,
     limits: Limits,
@@ -110,7 +110,7 @@ pub struct Preparer {
     original: Option<ImageSize>,
 }
 
-/// Buffers beyond this are given back after use, so that one huge image does not stay in memory.
+/// Larger buffers are released after use, so that one huge image does not stay in memory.
 const KEPT_BYTES: usize = 64 << 20;
 
 impl Preparer {
@@ -133,17 +133,17 @@ impl Preparer {
         Self { mode, ..self }
     }
 
-    /// Goes on in another mode.
+    /// Switches the mode.
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }
 
-    /// Goes on with or without perceptual hashes.
+    /// Switches perceptual hashes on or off.
     pub fn set_phash(&mut self, phash: bool) {
         self.phash = phash;
     }
 
-    /// Goes on within other limits.
+    /// Changes the limits.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
@@ -160,13 +160,13 @@ impl Preparer {
     /// The first half of [`Preparer::prepare`]: decodes, to be resized next.
     ///
     /// # Errors
-    /// When the bytes are no image that is read, are damaged, or exceed the limits.
+    /// If the bytes are not a supported image, are damaged, or exceed the limits.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<(), PrepareError> {
         let plan = Arc::clone(&self.plan);
         self.decode_for(bytes, [&*plan])
     }
 
-    /// The same for several plans, each to be given to [`Preparer::resize_by`].
+    /// The same for several plans, for [`Preparer::resize_by`] with each.
     ///
     /// # Errors
     /// As [`Preparer::decode`].
@@ -222,8 +222,8 @@ impl Preparer {
             .original
             .ok_or_else(|| PrepareError::new(ErrorKind::Corrupt, "nothing was decoded"))?;
         let target = target(plan, original.width, original.height);
-        // A very long image would be scaled up without bound by its shorter side; what the crop
-        // leaves out is not made.
+        // A very long image would be scaled up without limit by its shorter side; the part outside
+        // the crop is not computed.
         let made = self.scaler.makes(target, plan);
         self.limits.check_scaled(made, target)?;
         let source = self.decoder.source();
@@ -244,14 +244,14 @@ impl Preparer {
     }
 }
 
-/// The size `(width, height)` that an image is scaled to.
+/// The size `(width, height)` after resizing.
 fn target(plan: &Plan, width: u32, height: u32) -> (u32, u32) {
     let (width, height) = plan.resize.target(width, height);
     (width.max(1), height.max(1))
 }
 
-/// The fewest eighths of an image that leave twice what it is scaled to. Of 1, 2, 4 and 8, as
-/// libjpeg-turbo has fast code for these.
+/// The smallest scale in eighths at which the image has twice the target size; 1, 2, 4 or 8, for
+/// which libjpeg-turbo has fast code.
 fn eighths(plan: &Plan, width: u32, height: u32) -> u32 {
     let target = target(plan, width, height);
     let suffices = |eighths: &u32| {

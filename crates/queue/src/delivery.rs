@@ -6,7 +6,8 @@ use async_trait::async_trait;
 
 use crate::{Origin, QueueError};
 
-/// One hand-out of a message. Settle it, or it is repeated when its deadline has passed.
+/// One hand-out of a message. If it is not settled before its deadline, the message is delivered
+/// again.
 pub struct Delivery<T> {
     message: Arc<T>,
     attempt: u32,
@@ -14,12 +15,12 @@ pub struct Delivery<T> {
     handle: Box<dyn Handle>,
 }
 
-/// How the work on a delivery has ended.
+/// How the work on a delivery ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disposition {
     /// The effect is durable. A lost ack only costs a harmless repeat.
     Done,
-    /// Another attempt may succeed, not before `after` has passed.
+    /// Another attempt may succeed, but not before `after` has passed.
     Retry {
         /// Time to wait.
         after: Duration,
@@ -31,7 +32,7 @@ pub enum Disposition {
     },
 }
 
-/// What an implementation does with a delivery.
+/// An implementation's operations on a delivery.
 #[async_trait]
 pub trait Handle: Send + Sync {
     /// See [`Delivery::settle`].
@@ -55,31 +56,31 @@ impl<T> Delivery<T> {
         }
     }
 
-    /// What is to be worked on.
+    /// The message.
     pub fn message(&self) -> &Arc<T> {
         &self.message
     }
 
-    /// Which delivery of the message this is, from 1.
+    /// The number of this delivery of the message, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// The trace that the message belongs to, and when it was stored.
+    /// The trace of the message, and when it was stored.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// Tells the queue what became of the work.
+    /// Reports the outcome of the work to the queue.
     ///
     /// # Errors
-    /// [`Expired`](crate::QueueErrorKind::Expired) when the deadline has passed; the message is
-    /// another delivery's now and this ack has no effect.
+    /// [`Expired`](crate::QueueErrorKind::Expired) if the deadline has passed; the message belongs
+    /// to another delivery now and this ack has no effect.
     pub async fn settle(self, disposition: Disposition) -> Result<(), QueueError> {
         self.handle.settle(disposition).await
     }
 
-    /// Starts the deadline again.
+    /// Restarts the deadline.
     ///
     /// # Errors
     /// As [`Delivery::settle`].
@@ -87,7 +88,7 @@ impl<T> Delivery<T> {
         self.handle.extend().await
     }
 
-    /// Keeps the deadline from passing for as long as the guard lives.
+    /// Extends the deadline for as long as the guard lives.
     pub fn keep_alive(&self) -> KeepAlive {
         self.handle.keep_alive()
     }
@@ -101,7 +102,7 @@ impl<T> fmt::Debug for Delivery<T> {
     }
 }
 
-/// Keeps a delivery's deadline from passing; see [`Delivery::keep_alive`].
+/// Extends a delivery's deadline; see [`Delivery::keep_alive`].
 pub struct KeepAlive {
     _guard: Box<dyn Send + Sync>,
 }

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-/// What a queue could not do.
+/// An error of a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct QueueError {
@@ -13,20 +13,20 @@ pub struct QueueError {
 pub enum QueueErrorKind {
     /// The delivery was not settled in time and belongs to another consumer now.
     Expired,
-    /// No broker answers. At start only, and for questions that are asked once (counts, removals):
+    /// The broker does not answer. Only at the start, and for one-time queries (counts, removals):
     /// publishing, pulling and settling wait until it is back.
     Unreachable,
     /// The broker refuses the credentials, or they cannot be read.
     Refused,
-    /// The broker is too old, or lacks something that is needed.
+    /// The broker is too old, or lacks a required feature.
     Unsupported,
-    /// Settings and what is found on the broker do not go together.
+    /// Settings contradict what exists on the broker.
     Misconfigured,
-    /// No broker message can hold it: payload, headers or subject are too long.
+    /// It does not fit into a message of the broker: payload, headers or subject are too long.
     TooLarge,
-    /// The broker's permissions forbid a subject that is needed.
+    /// The broker's permissions forbid a required subject.
     Forbidden,
-    /// The account or the server has no room left for JetStream. Publishes wait for room instead.
+    /// The account or the server has no room for JetStream. Publishes wait for room instead.
     AccountLimit,
 }
 
@@ -47,7 +47,7 @@ impl QueueError {
         )
     }
 
-    /// What went wrong.
+    /// The kind of error.
     pub fn kind(&self) -> QueueErrorKind {
         self.kind
     }

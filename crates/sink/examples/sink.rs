@@ -4,9 +4,9 @@
 //!
 //! - `sink commit DIR` commits 1,000,000 rows with five labels each, in parts of 20,000.
 //! - `sink simulate DIR` creates the remains of a job that committed 1,000,000,000 rows in 50,000
-//! parts. Every footer is real; pages are left out, because a resume does not read them.
+//!   parts. Every footer is real; pages are left out, because a resume does not read them.
 //! - `sink resume DIR` opens that job again, in a separate process so that its memory can be
-//! measured.
+//!   measured.
 
 use std::error::Error;
 use std::fs::{self, File};

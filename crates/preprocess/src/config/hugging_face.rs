@@ -1,9 +1,9 @@
-//! Transformers' `preprocessor_config.json`, with the defaults of each image processor's class.
+//! Transformers' `preprocessor_config.json`, with the defaults of each image processor class.
 //!
-//! Followed are the processors of Transformers 5.23 with Pillow (`…ImageProcessorPil`) and with
-//! torchvision (`…ImageProcessor`), which also read what older releases and their feature extractors
-//! have written; which of the two, `reference.rs` says. Classes and options are lists of what is
-//! followed: any other is refused by name.
+//! Supports the processors of Transformers 5.23 with Pillow (`…ImageProcessorPil`) and with
+//! torchvision (`…ImageProcessor`), which also read files of older releases and their feature
+//! extractors; `reference.rs` chooses between the two. Classes and options are allow-lists: any
+//! other is refused by name.
 
 mod family;
 mod options;
@@ -22,7 +22,7 @@ const CROP_SIZE: &str = "a length in pixels or {\"height\": …, \"width\": …}
 const RESAMPLE: &str =
     "a filter of Pillow: 0 nearest, 1 lanczos, 2 bilinear, 3 bicubic, 4 box, 5 hamming";
 
-/// The plan of a processor's file, in the folder of a model whose `config.json` is `model`.
+/// The plan for a processor's file, in the folder of a model whose `config.json` is `model`.
 pub(super) fn plan(
     file: &JsonFile,
     model: Option<&JsonFile>,
@@ -60,8 +60,8 @@ pub(super) fn plan(
     })
 }
 
-/// The processor's class, and the file that names it: the processor's own, or else `config.json`, by the
-/// class or by the type of the model, as Transformers looks for it.
+/// The processor's class, and the file that names it: the processor's own, or else `config.json`,
+/// by the class or by the type of the model, as in Transformers.
 fn class<'a>(
     file: &'a JsonFile,
     model: Option<&'a JsonFile>,
@@ -90,7 +90,7 @@ fn class<'a>(
     ))
 }
 
-/// The key of a file that named its class.
+/// The key with the class name.
 fn class_key(file: &JsonFile) -> &'static str {
     let keys = ["image_processor_type", "feature_extractor_type"];
     let named = keys.into_iter().find(|key| file.get(key).is_some());
@@ -150,7 +150,7 @@ fn scaling(file: &JsonFile, family: &Family) -> Result<(Resize, Option<Crop>), C
 fn size(file: &JsonFile, family: &Family) -> Result<Size, ConfigError> {
     let is_bare = file.get("size").is_some_and(Value::is_number);
     if is_bare && file.bool("default_to_square", family.square)? != family.square {
-        // Releases differ in whether they heed it.
+        // Releases differ in whether they use it.
         return Err(file.not_followed(
             "default_to_square",
             "it contradicts the class, and `size` is a bare number",
@@ -243,7 +243,7 @@ fn normalization(file: &JsonFile, family: &Family) -> Result<Normalization, Conf
         let factor = file.read_opt("rescale_factor", "a number", number)?;
         normalization.scale = factor.unwrap_or(Normalization::default().scale);
     }
-    // MobileViT's processor knows `do_normalize` and does not heed it.
+    // MobileViT's processor has `do_normalize` and ignores it.
     if family.rule != Rule::MobileVit && file.bool("do_normalize", true)? {
         normalization.mean = file.channels("image_mean", family.mean)?;
         normalization.std = image_std()?;

@@ -39,14 +39,14 @@ pub(crate) fn load(dir: &Path, reference: Reference) -> Result<Plan, ConfigError
                 dir: dir.to_owned(),
             });
         }
-        // The way out for a processor that cannot be followed.
+        // The workaround for an unsupported processor.
         (Err(_), Some(overrides)) if overrides.are_complete() => overrides.into_plan(asked)?,
         (Err(error), _) => return Err(error),
     };
     check_filter(dir, plan)
 }
 
-/// Refuses a filter that the reference does not have.
+/// Refuses a filter that the reference lacks.
 fn check_filter(dir: &Path, plan: Plan) -> Result<Plan, ConfigError> {
     let is_scaled = plan.resize != Resize::None && plan.arithmetic == Arithmetic::Torchvision;
     if is_scaled && matches!(plan.resample, Resample::Box | Resample::Hamming) {
@@ -73,7 +73,8 @@ fn base(dir: &Path, asked: Asked) -> Result<Option<Plan>, ConfigError> {
     }
 }
 
-/// The image processor's settings: those in `processor_config.json` come first, as in Transformers.
+/// The image processor's settings: those in `processor_config.json` take precedence, as in
+/// Transformers.
 fn processor(dir: &Path) -> Result<Option<JsonFile>, ConfigError> {
     let whole = JsonFile::read(&dir.join("processor_config.json"))?;
     let within = whole.and_then(|file| file.within("image_processor", "image_processor."));

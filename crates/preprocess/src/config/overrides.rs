@@ -1,4 +1,4 @@
-//! `[preprocess]` of a model directory's `trommel.toml`: each key replaces what the other files say.
+//! `[preprocess]` in a model directory's `trommel.toml`: each key overrides the other files.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -24,10 +24,10 @@ struct Keys {
     shortest_edge: Option<u32>,
     /// `[height, width]`.
     crop: Option<[u32; 2]>,
-    /// Whose rounding the offsets of the crop follow.
+    /// Which rounding the offsets of the crop follow.
     rounding: Option<Rounding>,
     resample: Option<Resample>,
-    /// Whose scaling is followed.
+    /// Which resize arithmetic is followed.
     #[serde(default)]
     reference: Reference,
     channel_order: Option<ChannelOrder>,
@@ -56,16 +56,16 @@ pub(super) fn read(path: &Path) -> Result<Option<Overrides>, ConfigError> {
     }))
 }
 
-/// Lengths that a side of a tensor may have.
+/// Valid lengths of a tensor's side.
 const MAY_BE: RangeInclusive<u32> = 1..=65_535;
 
 impl Overrides {
-    /// Whose scaling is to be followed.
+    /// The requested reference.
     pub(super) fn reference(&self) -> Reference {
         self.keys.reference
     }
 
-    /// Whether nothing is left for other files to say.
+    /// Whether other files are not needed.
     pub(super) fn are_complete(&self) -> bool {
         let Keys {
             resize,
@@ -80,7 +80,7 @@ impl Overrides {
         (scales && resample.is_some() || crop.is_some()) && mean.is_some() && std.is_some()
     }
 
-    /// What a plan becomes when these keys replace its own.
+    /// Applies these keys to a plan.
     pub(super) fn apply(self, mut plan: Plan) -> Result<Plan, ConfigError> {
         let shapes = self.keys != Keys::of(self.keys.reference);
         let Keys {
@@ -155,7 +155,7 @@ impl Overrides {
         Ok(plan)
     }
 
-    /// A plan from these keys alone, whose reference is Pillow unless another was asked for.
+    /// A plan from these keys alone, with Pillow as the default reference.
     pub(super) fn into_plan(self, asked: Asked) -> Result<Plan, ConfigError> {
         if self.keys.resize.is_none()
             && self.keys.crop.is_none()

@@ -1,4 +1,4 @@
-//! `[prompt]` of a model directory's `trommel.toml`, as far as it says how images are sent.
+//! `[prompt]` in a model directory's `trommel.toml`: the keys about sent images.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ struct File {
     preprocess: Option<toml::Table>,
 }
 
-/// The keys about images. The others are read, and unknown ones refused, where servers are asked.
+/// The keys about images. Other keys are read, and unknown ones refused, by `trommel-infer`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Keys {
@@ -28,7 +28,7 @@ struct Keys {
     quality: Option<u8>,
 }
 
-/// Quality of a JPEG unless another is set.
+/// Default JPEG quality.
 const QUALITY: u8 = 90;
 
 /// Reads the section; `None` when there is no file or no such section.

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::{ConfigError, Resample};
 
-/// A JSON object in a file, read key by key with errors that name both.
+/// A JSON object in a file, read key by key, with errors that name both.
 pub(super) struct JsonFile {
     path: PathBuf,
     object: Value,
-    /// What the keys begin with in messages, for an object within the file's.
+    /// Prefix of keys in messages, for a nested object.
     prefix: &'static str,
 }
 
@@ -35,7 +35,7 @@ impl JsonFile {
         })
     }
 
-    /// An object within this one, if it is there.
+    /// A nested object, if present.
     pub(super) fn within(&self, key: &str, prefix: &'static str) -> Option<Self> {
         let object = self.get(key).filter(|value| value.is_object())?;
         Some(Self {
@@ -51,13 +51,13 @@ impl JsonFile {
         name.to_string_lossy().into_owned()
     }
 
-    /// Keys and values of the object; none if it is no object.
+    /// Keys and values of the object; empty if it is not an object.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         let entries = self.object.as_object().into_iter().flatten();
         entries.map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of a key, when it is there and not null. `a.b` goes into an object.
+    /// The value of a key, if present and not null. `a.b` refers to a nested object.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         let value = key
             .split('.')
@@ -73,7 +73,7 @@ impl JsonFile {
         self.read_or(key, default, "true or false", Value::as_bool)
     }
 
-    /// A number for each channel; one number stands for all three.
+    /// One number per channel; a single number applies to all three.
     pub(super) fn channels(&self, key: &str, default: [f32; 3]) -> Result<[f32; 3], ConfigError> {
         self.read_or(
             key,
@@ -126,7 +126,7 @@ impl JsonFile {
         }
     }
 
-    /// The error for what the file says clearly and Trommel does not do.
+    /// The error for a valid but unsupported setting.
     pub(super) fn not_followed(&self, key: &str, why: impl Into<String>) -> ConfigError {
         ConfigError::NotFollowed {
             path: self.path.clone(),
@@ -136,7 +136,7 @@ impl JsonFile {
         }
     }
 
-    /// The error for a setting from elsewhere that this file leaves no choice about.
+    /// The error for a setting from elsewhere that this file does not allow.
     pub(super) fn without_choice(
         &self,
         key: &str,
@@ -157,7 +157,7 @@ impl JsonFile {
     }
 }
 
-/// A length in pixels that a tensor may have.
+/// A valid side of a tensor in pixels.
 pub(super) fn edge(value: &Value) -> Option<u32> {
     let edge = value.as_u64().or_else(|| {
         value
@@ -170,7 +170,7 @@ pub(super) fn edge(value: &Value) -> Option<u32> {
         .filter(|edge| (1..=65_535).contains(edge))
 }
 
-/// A number that an `f32` can hold.
+/// A number that fits into an `f32`.
 pub(super) fn number(value: &Value) -> Option<f32> {
     value
         .as_f64()
@@ -178,7 +178,7 @@ pub(super) fn number(value: &Value) -> Option<f32> {
         .filter(|number| number.is_finite())
 }
 
-/// A filter by Pillow's code or by its name.
+/// A filter by Pillow's code or by name.
 pub(super) fn resample(value: &Value) -> Option<Resample> {
     Some(match (value.as_u64(), value.as_str()) {
         (Some(0), _) | (_, Some("nearest")) => Resample::Nearest,

@@ -1,4 +1,4 @@
-//! Whose processor is followed, and who says so.
+//! Chooses the reference processor, and records why.
 
 use serde_json::Value;
 use trommel_types::Reference;
@@ -11,16 +11,16 @@ const USE_FAST: &str =
 const VERSION: &str =
     "a version such as 4.57.1, or set preprocess.reference to pillow or torchvision";
 
-/// What was asked for, and where.
+/// The requested reference, and where it was requested.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub(super) reference: Reference,
-    /// In words, such as `trommel.toml says so`.
+    /// The reason, such as `trommel.toml says so`.
     pub(super) by: &'static str,
 }
 
 impl Asked {
-    /// What was asked for, as an arithmetic with its reason; `None` where the folder decides.
+    /// The requested arithmetic with its reason; `None` if the folder decides.
     pub(super) fn decided(self) -> Option<(Arithmetic, String)> {
         let arithmetic = match self.reference {
             Reference::Auto => return None,
@@ -31,11 +31,11 @@ impl Asked {
     }
 }
 
-/// Whose arithmetic a processor of Transformers uses, and why.
+/// The arithmetic of a Transformers processor, and why.
 ///
-/// What was asked for; else what the processor's file says by `use_fast` or by the name of its class;
-/// else what the version of Transformers that wrote `config.json` uses: Pillow before 5, torchvision from
-/// 5 on and where no version is known.
+/// The requested one; else given by `use_fast` or the class name in the processor's file; else that
+/// of the version of Transformers that wrote `config.json`: Pillow before 5, torchvision from 5 on
+/// and if the version is unknown.
 pub(super) fn of_transformers(
     asked: Asked,
     processor: &JsonFile,

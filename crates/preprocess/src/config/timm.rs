@@ -12,18 +12,19 @@ const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const IMAGENET_MEAN_F64: [f64; 3] = [0.485, 0.456, 0.406];
 const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Whether a Transformers file only says that timm's is to be followed.
+/// Whether a Transformers file only refers to timm's.
 pub(super) fn is_wrapper(file: &JsonFile) -> bool {
     file.text("image_processor_type")
         .is_some_and(|name| name.starts_with("TimmWrapper"))
 }
 
-/// The plan of a timm model; `None` when the file is no timm model's.
+/// The plan of a timm model; `None` if the file is not a timm model's.
 ///
 /// As `resolve_data_config` and `transforms_imagenet_eval` of timm 1.0 with Pillow images.
 pub(super) fn plan(file: &JsonFile, asked: Asked) -> Result<Option<Plan>, ConfigError> {
     let nested = file.get("pretrained_cfg").is_some();
-    // Its older files have the settings at the top; another library's `input_size` may mean anything.
+    // Older timm files have the settings at the top level; another library's `input_size` may mean
+    // anything.
     if !nested && file.get("architecture").is_none() {
         return Ok(None);
     }
@@ -72,7 +73,7 @@ pub(super) fn plan(file: &JsonFile, asked: Asked) -> Result<Option<Plan>, Config
                 [0; 3],
             ),
             "border" => {
-                // Rounded as a double, as Python does: `mean` as `f32` may fall on the other side.
+                // Rounded as a double, as in Python: `mean` as `f32` may round the other way.
                 let numbers = file.get(&named("mean")).and_then(Value::as_array);
                 let exact = |index: usize| {
                     let number = numbers.and_then(|numbers| numbers.get(index)?.as_f64());

@@ -1,8 +1,8 @@
-//! Resampling along one axis, equal to the reference's: its coefficients, its precision, its
-//! rounding to bytes after each axis.
+//! Resampling along one axis, equal to the reference in its coefficients, precision, and rounding
+//! to bytes after each axis.
 //!
-//! The scalar loops say what is computed. Where the processor can, it is computed by `x86` or by
-//! `neon`, which give the same bytes. `turbo` calls the decoder of JPEG.
+//! The scalar loops define the computation. If the processor supports them, `x86` or `neon` compute
+//! the same bytes. `turbo` calls the JPEG decoder.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -18,39 +18,38 @@ use crate::Resample;
 pub use weights::Arithmetic;
 pub(crate) use weights::{reach, taps};
 
-/// Scaling along one axis, worked out once for all images of a size.
+/// The scaling along one axis, computed once for all images of a size.
 pub(crate) struct Axis {
-    /// Pixels of the source along this axis, as far as they are given.
+    /// Source pixels along this axis, as far as given.
     from: usize,
-    /// First source pixel of each output pixel, counted from the first one given.
+    /// First source pixel of each output pixel, relative to the first given one.
     starts: Vec<usize>,
-    /// Source pixels of each output pixel.
+    /// Number of source pixels per output pixel.
     taps: usize,
-    /// `taps` weights for each output pixel.
+    /// `taps` weights per output pixel.
     weights: Vec<i32>,
     /// Fraction bits of a weight.
     fraction: u32,
-    /// What the instructions in use need; `None` where they cannot be used.
+    /// Data for the instructions in use; `None` if they cannot be used.
     packed: Option<Packed>,
 }
 
-/// Instructions and their weights, cut up for those that multiply small numbers, for four pixels
+/// Instructions and their weights, split up for those that multiply small numbers, for four pixels
 /// each.
 enum Packed {
-    /// Three signed digits to the base of 256, the lowest first; a byte for each pixel. And the same
-    /// for four output pixels at once, where their source pixels lie close together.
+    /// Three signed digits in base 256, lowest first; one byte per pixel. Also for four output
+    /// pixels at once, if their source pixels are close together.
     #[cfg(target_arch = "x86_64")]
     Vnni(Vec<[i32; 3]>, Option<x86::Quads>),
-    /// Two digits to the base of 2048, the lowest first; a word for each pixel, two pixels in a
-    /// number.
+    /// Two digits in base 2048, lowest first; one word per pixel, two pixels per number.
     #[cfg(target_arch = "x86_64")]
     Avx2(Vec<[[i32; 2]; 2]>),
-    /// The weights as they are.
+    /// The unchanged weights.
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
 
-/// Instructions that a pass may use.
+/// Instructions available to a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
     Scalar,
@@ -70,7 +69,7 @@ impl Level {
         Self::available().pop().unwrap_or(Self::Scalar)
     }
 
-    /// Those that this processor has beside the scalar ones, the best one last.
+    /// Those of this processor besides the scalar ones, best last.
     fn available() -> Vec<Self> {
         let mut levels = vec![];
         #[cfg(target_arch = "x86_64")]
@@ -90,7 +89,8 @@ impl Level {
 }
 
 impl Axis {
-    /// Scaling of `from` pixels to `to`, of which those in `kept` are made, by those in `given`.
+    /// Scaling from `from` to `to` pixels; only those in `kept` are computed, from those in
+    /// `given`.
     pub(crate) fn new(
         (from, to): (u32, u32),
         (given, kept): (Range<u32>, Range<u32>),
@@ -102,14 +102,14 @@ impl Axis {
         let (first, from) = (given.start as usize, given.len());
         let longest = windows.iter().map(|window| window.weights.len()).max();
         let longest = longest.unwrap_or(0);
-        // The instructions take four pixels at a time.
+        // The instructions process four pixels at a time.
         let padded = longest.next_multiple_of(4);
         let taps = if padded <= from { padded } else { longest };
         let mut starts = Vec::with_capacity(windows.len());
         let mut weights = vec![0; taps * windows.len()];
         for (window, weights) in windows.iter().zip(weights.chunks_exact_mut(taps)) {
             let place = window.start - first;
-            // The padding may not reach beyond the row.
+            // The padding may not extend beyond the row.
             let start = place.min(from - taps);
             let before = place - start;
             weights[before..before + window.weights.len()].copy_from_slice(&window.weights);
@@ -138,7 +138,7 @@ impl Axis {
         self.starts.len()
     }
 
-    /// The source pixels that the output is made of, counted from the first one given.
+    /// The source pixels of the output, relative to the first given one.
     pub(crate) fn needs(&self) -> Range<u32> {
         let first = self.starts.iter().min().copied().unwrap_or(0);
         let last = self.starts.iter().max().copied().unwrap_or(0);
@@ -193,7 +193,7 @@ impl Packed {
             Level::Avx2 => Some(Self::Avx2(axis.fours().map(words).collect())),
             #[cfg(target_arch = "x86_64")]
             Level::Vnni | Level::Vbmi => {
-                // Three digits of a byte reach up to 1.99.
+                // Three digits of a byte represent up to 1.99.
                 let largest = (i32::from(i8::MAX) << 16) + 0x7f7f;
                 if axis.weights.iter().any(|weight| weight.abs() > largest) {
                     return None;
@@ -209,7 +209,7 @@ impl Packed {
     }
 }
 
-/// Three signed digits to the base of 256 of each weight.
+/// Each weight as three signed digits in base 256.
 #[cfg(target_arch = "x86_64")]
 fn bytes(mut weights: [i32; 4]) -> [i32; 3] {
     std::array::from_fn(|_| {
@@ -221,7 +221,7 @@ fn bytes(mut weights: [i32; 4]) -> [i32; 3] {
     })
 }
 
-/// Two digits to the base of 2048, for the first two weights and for the last two.
+/// Two digits in base 2048, for the first two weights and for the last two.
 #[cfg(target_arch = "x86_64")]
 fn words([a, b, c, d]: [i32; 4]) -> [[i32; 2]; 2] {
     let pair = |low: i32, high: i32| (low & 0xffff) | (high << 16);
@@ -233,8 +233,8 @@ fn words([a, b, c, d]: [i32; 4]) -> [[i32; 2]; 2] {
     })
 }
 
-/// Writes a pixel of a row that begins at pixel `row`. Its fourth byte goes where the next pixel
-/// will be written; the last pixel of a row has no fourth byte.
+/// Writes a pixel of a row that begins at pixel `row`. Its fourth byte overlaps the next pixel,
+/// which is written later; the last pixel of a row has no fourth byte.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline]
 fn store_pixel(target: &mut [u8], row: usize, pixel: usize, pixels: usize, value: i32) {
@@ -259,7 +259,7 @@ mod tests {
         Resample::Lanczos,
     ];
 
-    /// Bytes that look like noise with hard edges, so that sums go beyond both ends.
+    /// Noise with hard edges, so that sums exceed both ends.
     fn noise(length: usize) -> Vec<u8> {
         let mut state = 1_u32;
         let next = || {

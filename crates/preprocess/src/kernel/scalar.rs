@@ -1,4 +1,4 @@
-//! What the other kernels have to equal.
+//! The definition that the other kernels must equal.
 
 use crate::kernel::Axis;
 

@@ -1,7 +1,7 @@
-//! TurboJPEG as far as it is used, with the call that the `turbojpeg` crate leaves out: decoding a
-//! region of an image.
+//! The used part of TurboJPEG, including a call that the `turbojpeg` crate lacks: decoding a region
+//! of an image.
 //!
-//! Errors are TurboJPEG's texts. Its error code is of no use: an error after a warning has the code
+//! Errors are TurboJPEG's texts. Its error code is useless: an error after a warning has the code
 //! of the warning.
 
 use std::ffi::CStr;
@@ -9,25 +9,24 @@ use std::ptr::NonNull;
 
 use turbojpeg::{PixelFormat, ScalingFactor, raw};
 
-/// A decompressor of libjpeg-turbo, with the flags that Pillow uses.
+/// A decompressor of libjpeg-turbo, with the flags of Pillow.
 pub(crate) struct Turbo {
     handle: NonNull<std::ffi::c_void>,
 }
 
-/// What a file's header says.
+/// The contents of a file's header.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Header {
     pub(crate) width: usize,
     pub(crate) height: usize,
     /// Its channels are inks (CMYK or YCCK).
     pub(crate) has_ink: bool,
-    /// Width and height of the blocks that the file is made of (iMCU); `None` where a region cannot
-    /// be decoded.
+    /// Width and height of the file's blocks (iMCU); `None` if a region cannot be decoded.
     pub(crate) block: Option<(usize, usize)>,
 }
 
-/// The part of an image to decode, in pixels of the scaled image. Begins at a column that the width
-/// of a scaled block divides.
+/// The region to decode, in pixels of the scaled image. Its first column is a multiple of the width
+/// of a scaled block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) x: usize,
@@ -75,11 +74,11 @@ impl Turbo {
         })
     }
 
-    /// Decodes a region into `pixels`, row after row. Progressive files of more than `scans` scans
-    /// are refused.
+    /// Decodes a region into `pixels`, row after row. Progressive files with more than `scans`
+    /// scans are refused.
     ///
     /// # Panics
-    /// When `pixels` has not the length of the region.
+    /// If the length of `pixels` is not that of the region.
     pub(crate) fn decode(
         &mut self,
         bytes: &[u8],
@@ -96,7 +95,7 @@ impl Turbo {
             width: size.0,
             height: size.1,
         };
-        // The whole image, of whatever kind it is.
+        // The whole image, whatever its kind.
         let uncropped = raw::tjregion {
             x: 0,
             y: 0,

@@ -1,4 +1,4 @@
-//! Which source pixels make an output pixel, and how much of each.
+//! The source pixels of an output pixel, and their weights.
 
 use std::f64::consts::PI;
 use std::ops::Range;
@@ -14,8 +14,8 @@ pub enum Arithmetic {
     /// Pillow's: 22 fraction bits.
     #[default]
     Pillow,
-    /// That of torchvision's antialiased resize of bytes: as many fraction bits as leave the largest
-    /// weight of an axis in 16.
+    /// That of torchvision's antialiased resize of bytes: as many fraction bits as fit the largest
+    /// weight of an axis into 16 bits.
     Torchvision,
 }
 
@@ -23,20 +23,20 @@ pub enum Arithmetic {
 /// `PRECISION_BITS`).
 const FRACTION: u32 = 32 - 8 - 2;
 
-/// What an output pixel is made of.
+/// The sources of an output pixel.
 pub(super) struct Window<W = i32> {
     /// The first source pixel.
     pub(super) start: usize,
-    /// One for each source pixel.
+    /// One weight per source pixel.
     pub(super) weights: Vec<W>,
 }
 
-/// Number of source pixels that go into one of `to`, about.
+/// Approximate number of source pixels per output pixel.
 pub(crate) fn taps(from: u32, to: u32, filter: Resample) -> f64 {
     2.0 * support(filter) * (f64::from(from) / f64::from(to)).max(1.0)
 }
 
-/// The source pixels that the output pixels in `kept` may be made of, and a few more.
+/// The source pixels that the output pixels in `kept` may need, and a few more.
 pub(crate) fn reach((from, to): (u32, u32), kept: &Range<u32>, filter: Resample) -> Range<u32> {
     if from == to {
         return kept.clone();
@@ -64,7 +64,7 @@ pub(super) fn windows(
         Arithmetic::Torchvision => sixteen_bits(&exact),
     };
     let fixed = |weight: &f64| {
-        // Half away from zero, then cut.
+        // Half away from zero, then truncated.
         (weight * f64::from(1 << fraction) + 0.5_f64.copysign(*weight)) as i32
     };
     let kept = kept.start as usize..kept.end as usize;
@@ -75,7 +75,7 @@ pub(super) fn windows(
     (windows.collect(), fraction)
 }
 
-/// As ATen's `compute_index_ranges_int16_weights`.
+/// Like ATen's `compute_index_ranges_int16_weights`.
 fn sixteen_bits(windows: &[Window<f64>]) -> u32 {
     let weights = windows.iter().flat_map(|window| &window.weights);
     let largest = weights.copied().fold(0.0, f64::max);
@@ -84,8 +84,8 @@ fn sixteen_bits(windows: &[Window<f64>]) -> u32 {
         .unwrap_or(FRACTION)
 }
 
-/// Pillow's `ImagingScaleAffine` adds up the position step by step; ATen's `nearest-exact` takes
-/// the middle of each pixel, in single precision.
+/// Pillow's `ImagingScaleAffine` accumulates the position step by step; ATen's `nearest-exact` uses
+/// the centre of each pixel, in single precision.
 fn nearest(from: u32, to: u32, arithmetic: Arithmetic) -> Vec<Window<f64>> {
     let scale = f64::from(from) / f64::from(to);
     let mut position = scale * 0.5;
@@ -104,7 +104,7 @@ fn nearest(from: u32, to: u32, arithmetic: Arithmetic) -> Vec<Window<f64>> {
     (0..to).map(place).map(window).collect()
 }
 
-/// As Pillow's `precompute_coeffs`, which ATen follows.
+/// Like Pillow's `precompute_coeffs`, which ATen follows.
 fn exact_windows(from: u32, to: u32, filter: Resample) -> Vec<Window<f64>> {
     let scale = f64::from(from) / f64::from(to);
     let stretch = scale.max(1.0);
@@ -127,7 +127,7 @@ fn exact_windows(from: u32, to: u32, filter: Resample) -> Vec<Window<f64>> {
     (0..to).map(window).collect()
 }
 
-/// Pixels on either side that a filter sees when nothing is scaled.
+/// Support of a filter in pixels on either side, without scaling.
 fn support(filter: Resample) -> f64 {
     match filter {
         Resample::Nearest | Resample::Box => 0.5,

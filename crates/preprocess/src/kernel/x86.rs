@@ -1,15 +1,15 @@
 //! The same by AVX2, and by AVX-512 with VNNI.
 //!
-//! A weight has more bits than the multipliers take, so it is cut into digits: each digit's products
-//! are summed for themselves, and the sums put together at the end. All of it is exact modulo 2³²,
-//! and so equal to the scalar loops.
+//! A weight has more bits than the multipliers support, so it is split into digits: the products of
+//! each digit are summed separately, and the sums are combined at the end. All of it is exact
+//! modulo 2³², and so equal to the scalar loops.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
 
 use crate::kernel::{Axis, store_pixel};
 
-/// Pixels that a step takes, in a row or in a column.
+/// Pixels per step, in a row or in a column.
 const STEP: usize = 4;
 
 pub(super) fn has_vnni() -> bool {
@@ -27,27 +27,27 @@ pub(super) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2")
 }
 
-/// Four output pixels side by side, whose source pixels lie within 64 bytes.
+/// Four adjacent output pixels whose source pixels are within 64 bytes.
 struct Quad {
     /// The first output pixel.
     pixel: usize,
-    /// Where its source begins in a row, in bytes.
+    /// The start of its source in a row, in bytes.
     start: usize,
-    /// A bit for each byte of the source.
+    /// One bit per byte of the source.
     bytes: u64,
 }
 
-/// All output pixels in fours; the last four may share pixels with those before.
+/// All output pixels in groups of four; the last group may overlap the previous one.
 pub(super) struct Quads {
     quads: Vec<Quad>,
-    /// For each four, and each step of its windows: which source bytes go with the weights.
+    /// For each group, and each step of its windows: the source bytes for the weights.
     places: Vec<[u8; 64]>,
-    /// And the digits of the weights, for each of the three channels.
+    /// The digits of the weights, for each of the three channels.
     digits: Vec<[[i32; 16]; 3]>,
 }
 
 impl Quads {
-    /// `None` where the windows are too wide, or the output too narrow.
+    /// `None` if the windows are too wide, or the output too narrow.
     pub(super) fn of(axis: &Axis, digits: &[[i32; 3]]) -> Option<Self> {
         let (len, steps) = (axis.len(), axis.taps / STEP);
         let mut all = Self {
@@ -71,7 +71,7 @@ impl Quads {
             for step in 0..steps {
                 let mut places = [0; 64];
                 for (at, place) in places.iter_mut().enumerate() {
-                    // Four taps of a channel, then the next channel's; the fourth is of no use.
+                    // Four taps of a channel, then those of the next channel; the fourth is unused.
                     let (output, channel, tap) = (at / 16, at % 16 / 4, at % 4);
                     let source = 3 * (starts[output] - first + STEP * step + tap) + channel.min(2);
                     *place = source as u8; // below 64, see above
@@ -331,7 +331,7 @@ fn vertical_512(
     }
 }
 
-/// The sums of three digits to the base of 256, put together and rounded.
+/// Combines and rounds the sums of three digits in base 256.
 #[target_feature(enable = "avx512f")]
 fn joined_512([low, middle, high]: [__m512i; 3], half: __m512i) -> __m512i {
     let high = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), middle);
@@ -458,7 +458,7 @@ fn vertical_256(
     }
 }
 
-/// The sums of two digits to the base of 2048, put together and rounded.
+/// Combines and rounds the sums of two digits in base 2048.
 #[target_feature(enable = "avx2")]
 fn joined_256([low, high]: [__m256i; 2], half: __m256i) -> __m256i {
     _mm256_add_epi32(_mm256_add_epi32(_mm256_slli_epi32::<11>(high), low), half)
@@ -525,7 +525,7 @@ fn store_64(target: &mut [u8], at: usize, value: __m512i) {
     unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), value) }
 }
 
-/// The bytes of a mask, whose highest bit counts them, and zeros.
+/// The bytes selected by a mask, whose highest bit gives their number, followed by zeros.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn load_masked(source: &[u8], at: usize, mask: u64) -> __m512i {

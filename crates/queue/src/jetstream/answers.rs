@@ -1,18 +1,18 @@
-//! What the broker's refusals mean.
+//! The meaning of the broker's error responses.
 
 use async_nats::HeaderMap;
 use serde::Deserialize;
 
 use crate::{QueueError, QueueErrorKind};
 
-/// Bytes of one protocol line that every server takes; `max_control_line` unless changed.
+/// Length of a protocol line that every server accepts; `max_control_line` unless changed.
 const CONTROL_LINE: usize = 4096;
-/// What stands in such a line besides the subject: the verb, an inbox, two sizes.
+/// Other parts of such a line besides the subject: the verb, an inbox, two sizes.
 const LINE_REST: usize = 160;
-/// Bytes of headers that a stream takes, whatever `max_payload` says.
+/// Most bytes of headers in a stream, regardless of `max_payload`.
 const STREAM_HEADERS: usize = 65_535;
 
-/// An error in an answer of JetStream.
+/// An error response of JetStream.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Refusal {
     #[serde(default)]
@@ -26,31 +26,32 @@ pub(super) struct Refusal {
 /// What to do about a [`Refusal`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The stream is full; room will come.
+    /// The stream is full; there will be room.
     Full,
-    /// The account or the server is full; room comes once other streams shrink or the limit is raised.
+    /// The account or the server is full; there is room once other streams shrink or the limit is
+    /// raised.
     AccountLimit,
-    /// The server is busy with itself.
+    /// The server is temporarily unavailable.
     Busy,
-    /// No message of this size fits.
+    /// The message is too large.
     TooLarge,
     /// The subject's newest message is not the expected one.
     Conflict,
-    /// No repeat helps.
+    /// Permanent.
     Refused,
 }
 
 impl Refusal {
     pub(super) fn verdict(&self) -> Verdict {
         match (self.err_code, self.description.as_str()) {
-            // One code stands for every limit that refuses a message; only the text says which.
+            // One code is used for all limits; only the text tells them apart.
             (10077, text) if text.contains("per subject") => Verdict::Refused,
             (10077, text) if text.starts_with("maximum") => Verdict::Full,
             (10054 | 10097, _) => Verdict::TooLarge,
             (10071 | 10164, _) => Verdict::Conflict,
             (10002 | 10026 | 10027 | 10028 | 10047 | 10120 | 10122, _) => Verdict::AccountLimit,
-            // An earlier attempt to store the same id is under way among the replicas; a later one learns
-            // what became of it.
+            // An earlier attempt to store the same id is in progress among the replicas; a later
+            // one learns its result.
             (10158, _) => Verdict::Busy,
             _ if self.code >= 500 => Verdict::Busy,
             _ => Verdict::Refused,
@@ -61,7 +62,7 @@ impl Refusal {
         codes.iter().any(|code| u64::from(code.0) == self.err_code)
     }
 
-    /// The error that an account limit is, for who does not wait.
+    /// The error for an account limit, for callers that do not wait.
     pub(super) fn account_limit(&self, subject: &str) -> QueueError {
         let remedy = match self.err_code {
             10026 => "raise the account's `max_consumers`",
@@ -96,7 +97,7 @@ impl ErrorCode {
     pub(super) const STREAM_NOT_FOUND: Self = Self(10059);
 }
 
-/// Refuses a subject for which the server would drop the connection.
+/// Refuses a subject for which the server would close the connection.
 pub(super) fn check_subject(subject: &str) -> Result<(), QueueError> {
     let room = CONTROL_LINE - LINE_REST;
     if subject.len() <= room {
@@ -113,7 +114,7 @@ pub(super) fn check_subject(subject: &str) -> Result<(), QueueError> {
     ))
 }
 
-/// Refuses a message that no server takes, which may be checked before it is sent.
+/// Refuses a message that no server accepts, before it is sent.
 pub(super) fn check_size(
     subject: &str,
     headers: &HeaderMap,
@@ -146,7 +147,7 @@ pub(super) fn too_large(subject: &str, size: usize, max_payload: usize) -> Queue
     )
 }
 
-/// Bytes of headers on the wire.
+/// Size of headers on the wire.
 pub(super) fn header_bytes(headers: &HeaderMap) -> usize {
     let lines = headers
         .iter()

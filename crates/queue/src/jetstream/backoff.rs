@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Waits that double up to a ceiling, and a warning at the first and then each ten seconds.
+/// Waits that double up to a limit, with a warning at the first one and then every ten seconds.
 pub(super) struct Backoff {
     next: Duration,
     warned: Option<Instant>,

@@ -18,9 +18,9 @@ use super::connect::{ANSWER, Begun, Interruption, Link, check_version, open};
 use super::denial::Denial;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time for the client library to pass on an error of the server.
+/// Time for the client library to report an error of the server.
 const SETTLING: Duration = Duration::from_millis(50);
-/// Time a question is repeated before it is given up.
+/// Time for which a request is repeated before it fails.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A connection to a NATS server with JetStream. Clones share it.
@@ -36,16 +36,16 @@ struct Inner {
     link: Link,
 }
 
-/// How one request ended.
+/// The result of a request.
 pub(super) enum Reply {
     Answer(Message),
     /// There are no responders.
     Nobody,
-    /// No answer came, and why.
+    /// No answer, with the reason.
     Silence(String),
 }
 
-/// An answer of the JetStream API.
+/// A response of the JetStream API.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer<T> {
@@ -54,8 +54,8 @@ enum Answer<T> {
 }
 
 impl Broker {
-    /// Connects, as `name` in the server's monitoring, and makes sure that the broker can be used.
-    /// Afterwards the connection is made again whenever it is lost, indefinitely.
+    /// Connects, as `name` in the server's monitoring, and checks that the broker can be used. A
+    /// lost connection is re-established, indefinitely.
     ///
     /// # Errors
     /// [`Unreachable`](QueueErrorKind::Unreachable), [`Refused`](QueueErrorKind::Refused),
@@ -68,7 +68,7 @@ impl Broker {
         Ok(broker)
     }
 
-    /// As [`Broker::connect`], for core NATS alone: the server need not have JetStream.
+    /// As [`Broker::connect`], for core NATS only: the server need not have JetStream.
     ///
     /// # Errors
     /// As [`Broker::connect`].
@@ -93,7 +93,7 @@ impl Broker {
         Ok(broker)
     }
 
-    /// Waits until the server has got all that was sent: settled deliveries and events.
+    /// Waits until the server has received everything sent: settled deliveries and events.
     ///
     /// # Errors
     /// When the connection is closed.
@@ -106,7 +106,7 @@ impl Broker {
         })
     }
 
-    /// Sends what is to be sent and closes the connection. All clones end.
+    /// Sends pending data and closes the connection. All clones end.
     ///
     /// # Errors
     /// When the connection is closed already.
@@ -119,22 +119,22 @@ impl Broker {
         })
     }
 
-    /// Bytes of the largest message, headers included, that the server takes.
+    /// Largest message that the server accepts, including headers, in bytes.
     pub fn max_payload(&self) -> usize {
         self.inner.client.max_payload()
     }
 
-    /// The connection itself, for what this crate has no words for (a NATS service).
+    /// The connection itself, for features without a wrapper here (a NATS service).
     pub fn client(&self) -> &Client {
         &self.inner.client
     }
 
-    /// Whether the connection is up at this moment.
+    /// Whether the connection is up now.
     pub fn is_connected(&self) -> bool {
         self.inner.client.connection_state() == async_nats::connection::State::Connected
     }
 
-    /// What it was connected by.
+    /// Its configuration.
     pub fn config(&self) -> &BrokerConfig {
         &self.inner.config
     }
@@ -144,7 +144,7 @@ impl Broker {
         format!("{}.{rest}", self.inner.config.prefix)
     }
 
-    /// The library's own view of JetStream.
+    /// The client library's JetStream context.
     pub(super) fn context(&self) -> &Context {
         &self.inner.context
     }
@@ -153,11 +153,11 @@ impl Broker {
         &self.inner.link
     }
 
-    /// Waits until the server knows of all subscriptions of this connection, and reports one that it
-    /// denies.
+    /// Waits until the server has processed all subscriptions of this connection, and reports one
+    /// that it denies.
     ///
     /// # Errors
-    /// [`Forbidden`](QueueErrorKind::Forbidden) when it denies one below `prefix`.
+    /// [`Forbidden`](QueueErrorKind::Forbidden) if it denies one below `prefix`.
     pub async fn check_subscriptions(&self, prefix: &str) -> Result<(), QueueError> {
         self.flush().await?;
         tokio::time::sleep(SETTLING).await;
@@ -168,10 +168,10 @@ impl Broker {
         }
     }
 
-    /// Sends one request, once the connection stands, and waits for its answer.
+    /// Sends one request, once the connection is up, and waits for its answer.
     ///
     /// # Errors
-    /// What no repeat cures: a subject that is invalid, too long or denied, a payload that is too
+    /// Permanent errors: a subject that is invalid, too long or denied, or a payload that is too
     /// large.
     pub(super) async fn request(
         &self,
@@ -265,11 +265,11 @@ impl Broker {
         }
     }
 
-    /// Waits for what the client library does by requests of its own about a stream; `None` when the
-    /// connection has been lost since `begun`.
+    /// Waits for an operation that the client library performs with its own requests about a
+    /// stream; `None` if the connection has been lost since `begun`.
     ///
     /// # Errors
-    /// When the server denies one of those requests.
+    /// If the server denies one of those requests.
     pub(super) async fn uninterrupted<T>(
         &self,
         begun: Begun,
@@ -289,7 +289,7 @@ impl Broker {
         }
     }
 
-    /// Makes sure that JetStream is there. A cluster that is choosing its leader is waited for.
+    /// Checks for JetStream. Waits while a cluster elects its leader.
     async fn check_jetstream(&self, url: &str) -> Result<(), QueueError> {
         let off = || {
             let text = format!(

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{QueueError, QueueErrorKind};
 
-/// Where the broker is and how the streams on it are made.
+/// The broker's address and the limits of its streams.
 ///
-/// Limits apply when a stream is created. A stream that exists is never changed.
+/// Limits apply when a stream is created. Existing streams are never changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct BrokerConfig {
@@ -80,7 +80,7 @@ impl Default for BrokerConfig {
 }
 
 impl BrokerConfig {
-    /// All that is wrong with it, one sentence each; empty when it can be used.
+    /// All problems, one sentence each; empty if it is valid.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.url.split(',').all(|url| url.trim().is_empty()) {
@@ -116,7 +116,7 @@ impl BrokerConfig {
         if self.ack_wait < Duration::from_millis(100) {
             problems.push("broker ack-wait is below 100ms".to_owned());
         }
-        // Denied answers are recognised by how their subjects begin.
+        // Denied answers are recognised by the prefix of their subjects.
         let mut inbox = self.inbox_prefix.split('.');
         let begins = inbox.next() == Some("_INBOX");
         if !begins || !inbox.all(|part| !part.is_empty() && part.bytes().all(name)) {
@@ -138,7 +138,7 @@ impl BrokerConfig {
         }
     }
 
-    /// The addresses as one may show them: without user names and passwords.
+    /// The addresses without user names and passwords.
     pub fn redacted_url(&self) -> String {
         let shown = self.url.split(',').map(|url| match url.rsplit_once('@') {
             Some((before, host)) => {

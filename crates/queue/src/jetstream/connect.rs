@@ -11,10 +11,10 @@ use super::denial::{Denial, Denials};
 use super::version::ServerVersion;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time the server may take for one answer.
+/// Time limit for one answer of the server.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 
-/// Whether the connection stands, how often it has been made, and what the server denied on it.
+/// Whether the connection is up, how often it was made, and what the server denied on it.
 #[derive(Clone)]
 pub(super) struct Link {
     state: watch::Receiver<LinkState>,
@@ -23,24 +23,24 @@ pub(super) struct Link {
 #[derive(Debug, Default)]
 struct LinkState {
     up: bool,
-    /// Grows whenever the connection is lost.
+    /// Grows with each lost connection.
     losses: u64,
     denials: Denials,
 }
 
-/// When an operation began, as far as its connection is concerned.
+/// The state of the connection when an operation began.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Begun {
     losses: u64,
     denials: u64,
 }
 
-/// What ends an operation that waits for the server.
+/// Why an operation stops waiting for the server.
 #[derive(Debug)]
 pub(super) enum Interruption {
     /// The connection was lost.
     Lost,
-    /// The server denies a subject that the operation needs.
+    /// The server denies a subject required by the operation.
     Denied(QueueError),
 }
 
@@ -54,25 +54,26 @@ impl Link {
         self.state.borrow().begun()
     }
 
-    /// Waits until the connection stands.
+    /// Waits until the connection is up.
     pub(super) async fn up(&self) -> Begun {
         let mut state = self.state.clone();
         match state.wait_for(|state| state.up).await {
             Ok(state) => state.begun(),
-            // The sender lives in the client's event callback. With the client gone, requests fail
+            // The sender is in the client's event callback. If the client is gone, requests fail by
+            // themselves.
             // by themselves.
             Err(_) => self.now(),
         }
     }
 
-    /// What the server has denied on this connection that `concerns` an operation.
+    /// The denial on this connection that `concerns` an operation, if any.
     pub(super) fn denied(&self, concerns: impl Fn(&Denial) -> bool) -> Option<QueueError> {
         let state = self.state.borrow();
         state.denials.since(0, concerns).map(Denial::error)
     }
 
-    /// Waits until the connection has been lost since `begun`, or the server has denied what
-    /// `concerns` the operation.
+    /// Waits until the connection has been lost since `begun`, or the server has denied something
+    /// that `concerns` the operation.
     pub(super) async fn interrupted(
         &self,
         begun: Begun,
@@ -131,7 +132,7 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
                 async move { heard(&state, &event) }
             }
         });
-    // The client library reads addresses and leaves what precedes the @ to us.
+    // The client library leaves the part of an address before the @ to us.
     if let Some(user) = addresses.iter().find_map(|address| {
         let user = percent_decoded(address.username()?);
         Some((user, address.password().map(percent_decoded)))
@@ -180,12 +181,12 @@ pub(super) async fn open(config: &BrokerConfig, name: &str) -> Result<(Client, L
             format!("failed to connect to the broker at {url}: {error}; {remedy}"),
         )
     })?;
-    // The first call of the event callback may come later than this.
+    // The first call of the event callback may come later.
     state.send_modify(|state| state.up |= state.losses == 0);
     Ok((client, Link { state: link }))
 }
 
-/// The client library would only say that a file is missing, not which.
+/// The client library would only report that a file is missing, not which one.
 fn readable(path: &Path, what: &str) -> Result<(), QueueError> {
     std::fs::File::open(path).map(drop).map_err(|error| {
         let message = format!("failed to read {what} {}: {error}", path.display());
@@ -224,7 +225,7 @@ fn heard(state: &watch::Sender<LinkState>, event: &async_nats::Event) {
     }
 }
 
-/// Whether a server of this version can be used with so many replicas.
+/// Whether a server of this version supports this number of replicas.
 pub(super) fn check_version(
     text: &str,
     replicas: usize,

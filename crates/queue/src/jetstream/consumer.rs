@@ -9,32 +9,32 @@ use super::answers::ErrorCode;
 use super::broker::Broker;
 use crate::{QueueError, QueueErrorKind};
 
-/// A durable consumer: whoever pulls by the same name shares its messages.
+/// A durable consumer: everyone who pulls with the same name shares its messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumerSpec {
     /// Its name; see [`subject_token`](super::subject_token).
     pub durable: String,
-    /// What it takes of the stream. In a work queue no two consumers may take the same.
+    /// Its subjects in the stream. In a work queue those of two consumers may not overlap.
     pub filter_subject: String,
     /// Time a delivery may stay unsettled before it is repeated.
     pub ack_wait: Duration,
-    /// Deliveries that all who share the consumer may have in flight together.
+    /// Most deliveries in flight over all processes that share the consumer.
     pub max_ack_pending: NonZeroU32,
-    /// Time from delivery after which a delivery is extended no more, however long it is kept alive:
-    /// work that hangs comes again elsewhere.
+    /// Time from delivery after which a delivery is no longer extended: work that hangs is
+    /// redelivered elsewhere.
     pub max_work: Duration,
-    /// Messages to ask for beyond what pulls wait for. Each counts as delivered and is handed out
-    /// before repeats that become due meanwhile, so 0 keeps the order of the contract; see
-    /// `design.md`.
+    /// Messages to request in addition to those that pulls wait for. Each counts as delivered and
+    /// is handed out before repeats that become due meanwhile, so 0 preserves the order in the
+    /// contract; see `design.md`.
     pub prefetch: usize,
-    /// Whether a settle as done waits until the server has it. Costs a round trip; without it an ack
-    /// that is lost costs a repeat.
+    /// Whether settling as done waits for the server's confirmation. Costs a round trip; without it
+    /// a lost ack costs a repeat.
     pub confirm_acks: bool,
 }
 
 impl ConsumerSpec {
-    /// A consumer with an ack deadline of 30 s, 15 minutes of work at most, at most 1,000 deliveries in
-    /// flight, no prefetch, and settles that are not confirmed.
+    /// A consumer with an ack deadline of 30 s, at most 15 minutes of work, at most 1,000
+    /// deliveries in flight, no prefetch, and unconfirmed settles.
     pub fn new(durable: impl Into<String>, filter_subject: impl Into<String>) -> Self {
         Self {
             durable: durable.into(),
@@ -49,12 +49,12 @@ impl ConsumerSpec {
 }
 
 impl Broker {
-    /// Creates a consumer, or brings the ack deadline and the most in flight of one up to date, without
-    /// taking anything by it. Who scales workers by its backlog needs it before the first of them.
+    /// Creates a consumer, or updates the ack deadline and the limit in flight of an existing one,
+    /// without pulling from it. Autoscaling by its backlog needs it before the first worker.
     ///
     /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when one of this name takes something else, or
-    /// the broker does not answer.
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) if one with this name has other subjects,
+    /// or the broker does not answer.
     pub async fn ensure_consumer(
         &self,
         stream: Stream,
@@ -67,7 +67,7 @@ impl Broker {
             ack_policy: AckPolicy::Explicit,
             ack_wait: spec.ack_wait,
             max_ack_pending: spec.max_ack_pending.get().into(),
-            // Attempts are limited by the worker, which dead-letters: the server would leave the message.
+            // The worker limits attempts and dead-letters: the server would leave the message.
             max_deliver: -1,
             ..pull::Config::default()
         };
@@ -102,11 +102,11 @@ impl Broker {
         Ok(())
     }
 
-    /// Removes a durable consumer; returns whether there was one. What it had not settled stays in the
+    /// Removes a durable consumer; returns whether it existed. Unsettled messages stay in the
     /// stream for the next consumer of the same subjects.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn delete_consumer(&self, stream: Stream, durable: &str) -> Result<bool, QueueError> {
         let subject = format!("CONSUMER.DELETE.{}.{durable}", self.stream_name(stream));
         let gone = [ErrorCode::CONSUMER_NOT_FOUND, ErrorCode::STREAM_NOT_FOUND];

@@ -20,24 +20,24 @@ use super::lease::{Lease, lock};
 use super::streams::ensure_one;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time a request for messages stands at the server. One that was lost is noticed a second later.
+/// Time that a request for messages is valid at the server. A lost request is noticed a second
+/// later.
 const REQUEST_STANDS: Duration = Duration::from_secs(3);
 const REQUEST_GRACE: Duration = Duration::from_secs(1);
-/// Bytes one request may bring. Above every `max_payload` (64 MiB at most, and rare), or the server
-/// would answer such a request with nothing.
+/// Most bytes per request. Above every `max_payload` (64 MiB at most, and rare), as the server
+/// would otherwise return nothing for such a request.
 const REQUEST_BYTES: usize = 16 << 20;
 
-/// The receiving side of a queue: asks the server for as many messages as are waited for, and
-/// keeps those that came for nobody.
+/// The receiving side of a queue: requests as many messages from the server as pulls wait for, and
+/// keeps surplus ones.
 ///
-/// A server sends what a request asked for, whether or not the one who asked is still there. So a
-/// task of its own asks and receives, and a pull only takes from what has come: dropping it cannot
-/// lose anything.
+/// A server sends what was requested even if the requester is gone. So a separate task requests and
+/// receives, and a pull only takes from what has arrived: dropping it loses nothing.
 pub(super) struct Consumption {
     state: Mutex<State>,
     /// Notified when a pull begins to wait.
     wanted: Notify,
-    /// Notified when messages have come.
+    /// Notified when messages have arrived.
     came: Notify,
 }
 
@@ -45,15 +45,15 @@ pub(super) struct Consumption {
 struct State {
     buffer: VecDeque<Received>,
     buffered_bytes: usize,
-    /// What the pulls that wait would take.
+    /// Number of messages that the waiting pulls would take.
     wanted: usize,
     /// When the last of them gives up.
     until: Option<Instant>,
-    /// What the server denied, for the next pull to report.
+    /// A denial by the server, for the next pull to report.
     denied: Option<QueueError>,
 }
 
-/// A message that has come.
+/// A received message.
 pub(super) struct Received {
     pub(super) message: Message,
     pub(super) reply: Subject,
@@ -61,7 +61,7 @@ pub(super) struct Received {
 }
 
 impl Consumption {
-    /// Makes the consumer and starts to receive. Ends, giving back what nobody took, once `closed`
+    /// Creates the consumer and starts receiving. Ends, returning unclaimed messages, once `closed`
     /// is true or its sender is gone.
     pub(super) async fn start(
         broker: &Broker,
@@ -101,10 +101,10 @@ impl Consumption {
         Ok(consumption)
     }
 
-    /// Takes up to `limit` of what has come, waiting until `end` for the first. Cancel-safe.
+    /// Takes up to `limit` received messages, waiting until `end` for the first. Cancel-safe.
     ///
     /// # Errors
-    /// When the server denies what is needed to receive or to settle.
+    /// If the server denies a permission to receive or to settle.
     pub(super) async fn take(
         &self,
         limit: usize,
@@ -128,7 +128,7 @@ impl Consumption {
                 return Ok(taken);
             }
             waiting.get_or_insert_with(|| Waiting::new(self, limit, end));
-            // Time out or not: look again.
+            // Timed out or not: check again.
             drop(tokio::time::timeout_at(end, came).await);
         }
     }
@@ -139,7 +139,7 @@ impl Consumption {
         while taken.len() < limit
             && let Some(received) = state.pop()
         {
-            // What has expired here is on its way to another delivery.
+            // Expired messages here are on their way to another delivery.
             if !received.lease.left().is_zero() {
                 taken.push(received);
             }
@@ -161,7 +161,7 @@ impl State {
     }
 }
 
-/// A pull that waits; what it would take is asked for while this lives.
+/// A waiting pull; its messages are requested while this lives.
 struct Waiting<'a> {
     consumption: &'a Consumption,
     limit: usize,
@@ -189,7 +189,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What ends a [`Receiver`]'s wait.
+/// Why a [`Receiver`] stops waiting.
 enum Happened {
     Message(Option<Message>),
     /// A pull has begun to wait.
@@ -209,14 +209,14 @@ struct Receiver {
     inbox: Subject,
     subscriber: Subscriber,
     closed: watch::Receiver<bool>,
-    /// Messages asked for and not come yet, as far as is known.
+    /// Requested messages that have not arrived, as far as known.
     asked: usize,
-    /// When the server has forgotten the last request.
+    /// When the last request expires at the server.
     asked_until: Instant,
-    /// No request before this, after one that failed.
+    /// Earliest time of the next request, after a failed one.
     not_before: Instant,
     backoff: Backoff,
-    /// The consumer may be gone.
+    /// The consumer may no longer exist.
     check_consumer: bool,
     begun: Begun,
 }
@@ -253,7 +253,7 @@ impl Receiver {
                 Happened::Message(None) => return, // the client is closed
                 Happened::Wanted => {}
                 Happened::Interrupted(Interruption::Lost) => {
-                    // The server forgets what was asked over a connection that is gone.
+                    // The server forgets requests of a lost connection.
                     self.begun = link.up().await;
                     self.asked = 0;
                 }
@@ -274,7 +274,7 @@ impl Receiver {
         self.close().await;
     }
 
-    /// Asks for what is waited for and neither here nor on its way.
+    /// Requests the messages that are waited for and neither here nor on their way.
     async fn ask(&mut self) {
         let now = Instant::now();
         if self.asked > 0 && now >= self.asked_until {
@@ -300,7 +300,7 @@ impl Receiver {
         let request = json!({
             "batch": wanted,
             "max_bytes": REQUEST_BYTES.max(2 * self.broker.max_payload()),
-            // The server takes a request that ends at once as one that does not wait.
+            // The server treats a request that ends at once as one that does not wait.
             "expires": stands.max(Duration::from_millis(5)).as_nanos() as u64,
         });
         let client = self.broker.client();
@@ -315,7 +315,7 @@ impl Receiver {
         }
     }
 
-    /// When to look without anything having happened.
+    /// When to check again without any event.
     fn next_look(&self) -> Instant {
         let now = Instant::now();
         let state = lock(&self.consumption.state);
@@ -337,7 +337,7 @@ impl Receiver {
         next.max(now + Duration::from_millis(1))
     }
 
-    /// Takes in a message and all that came with it.
+    /// Receives a message and all that arrived with it.
     fn receive(&mut self, first: Message) {
         let mut next = Some(first);
         let mut came = false;
@@ -411,7 +411,7 @@ impl Receiver {
         }
     }
 
-    /// Returns messages that were not taken to the server, so that others get them at once.
+    /// Returns unclaimed messages to the server, so that others get them at once.
     async fn give_back(&self, which: impl Fn(&Received) -> bool) {
         loop {
             let received = {
@@ -423,13 +423,13 @@ impl Receiver {
             };
             let Some(received) = received else { return };
             let nak = Bytes::from_static(b"-NAK");
-            // One whose hand-back is lost is repeated after the ack deadline.
+            // If the return is lost, the message is repeated after the ack deadline.
             drop(self.broker.client().publish(received.reply, nak).await);
         }
     }
 
     async fn close(mut self) {
-        // What came before the server knew is still read.
+        // Messages that arrived before the server knew are still read.
         drop(self.subscriber.unsubscribe().await);
         drop(tokio::time::timeout(Duration::from_secs(1), self.broker.client().flush()).await);
         while let Some(Some(message)) = self.subscriber.next().now_or_never() {

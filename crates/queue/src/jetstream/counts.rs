@@ -1,4 +1,4 @@
-//! What streams and consumers hold, and how it is removed.
+//! Counts and removes messages of streams and consumers.
 
 use async_nats::jetstream::{consumer, stream};
 use serde_json::{Value, json};
@@ -8,29 +8,29 @@ use super::answers::ErrorCode;
 use super::broker::Broker;
 use crate::QueueError;
 
-/// What a stream holds.
+/// The contents of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamStats {
-    /// Messages, those in flight included.
+    /// Number of messages, including those in flight.
     pub messages: u64,
     /// Their bytes as stored.
     pub bytes: u64,
     /// Sequence of the oldest one.
     pub first_sequence: u64,
-    /// Sequence of the newest one that was ever stored.
+    /// Sequence of the newest one ever stored.
     pub last_sequence: u64,
 }
 
-/// What a durable consumer has before it.
+/// The backlog of a durable consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsumerStats {
-    /// Messages never delivered so far.
+    /// Messages never delivered.
     pub waiting: u64,
-    /// Messages delivered and not settled, those whose retry is delayed included.
+    /// Messages delivered and not settled, including delayed retries.
     pub in_flight: u64,
-    /// Of those in flight, the ones that were delivered more than once.
+    /// Of those in flight, those delivered more than once.
     pub redelivered: u64,
-    /// Sequence up to which all messages are settled.
+    /// Sequence below which all messages are settled.
     pub settled_up_to: u64,
 }
 
@@ -38,7 +38,7 @@ impl Broker {
     /// Removes all messages of a stream whose subject matches, wildcards included; returns how many.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn purge_subject(&self, stream: Stream, subject: &str) -> Result<u64, QueueError> {
         self.purge(&self.stream_name(stream), subject).await
     }
@@ -53,10 +53,10 @@ impl Broker {
             .unwrap_or(0))
     }
 
-    /// What a durable consumer has before it; `None` when it does not exist.
+    /// The backlog of a durable consumer; `None` if it does not exist.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn consumer_stats(
         &self,
         stream: Stream,
@@ -73,10 +73,10 @@ impl Broker {
         }))
     }
 
-    /// What a stream holds; `None` when it does not exist.
+    /// The contents of a stream; `None` if it does not exist.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn stream_stats(&self, stream: Stream) -> Result<Option<StreamStats>, QueueError> {
         let subject = format!("STREAM.INFO.{}", self.stream_name(stream));
         let gone = [ErrorCode::STREAM_NOT_FOUND];
@@ -89,21 +89,21 @@ impl Broker {
         }))
     }
 
-    /// Messages of a stream whose subject matches, wildcards included.
+    /// Number of messages of a stream whose subject matches, wildcards included.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn subject_count(&self, stream: Stream, subject: &str) -> Result<u64, QueueError> {
         let counts = self.subject_counts(stream, subject).await?;
         Ok(counts.iter().map(|(_, count)| count).sum())
     }
 
-    /// The subjects of a stream that match, wildcards included, each with its number of messages; in
-    /// no order. The server answers from the stream's leader, a page of subjects at a time: while
-    /// messages come and go, a subject at the edge of a page may be missed or counted twice.
+    /// The subjects of a stream that match, wildcards included, each with its number of messages;
+    /// in no order. The stream's leader answers, a page of subjects at a time: while messages come
+    /// and go, a subject at the edge of a page may be missed or counted twice.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn subject_counts(
         &self,
         stream: Stream,

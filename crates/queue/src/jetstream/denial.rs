@@ -2,12 +2,12 @@ use std::collections::VecDeque;
 
 use crate::{QueueError, QueueErrorKind};
 
-/// Denials that are remembered. More at once only cost the repeat of a request.
+/// Remembered denials. Beyond this number a request may have to be repeated.
 const REMEMBERED: usize = 64;
-/// What every reply subject of the client begins with.
+/// Prefix of all reply subjects of the client.
 const INBOX: &str = "_INBOX.";
 
-/// What the server does not let this user do.
+/// A permission that the server denies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Denial {
     verb: Verb,
@@ -21,7 +21,7 @@ enum Verb {
 }
 
 impl Denial {
-    /// Reads `Permissions Violation for Publish to "a.b"`, as the server reports it.
+    /// Parses `Permissions Violation for Publish to "a.b"`, as reported by the server.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix("Permissions Violation for ")?;
         let verb = match text {
@@ -91,7 +91,7 @@ impl Denials {
         self.inbox = None;
     }
 
-    /// The first one that `concerns` an operation which began when there were `count`.
+    /// The first one that `concerns` an operation which began after `count` denials.
     pub(super) fn since(&self, count: u64, concerns: impl Fn(&Denial) -> bool) -> Option<&Denial> {
         let new = usize::try_from(self.count - count).unwrap_or(usize::MAX);
         let old = self.recent.len().saturating_sub(new);

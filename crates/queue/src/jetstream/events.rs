@@ -1,4 +1,4 @@
-//! Messages of core NATS, heard by those who listen when they are sent.
+//! Messages of core NATS, received by current subscribers.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use super::broker::Broker;
 use super::connect::Interruption;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time that the client library may take to pass a denial on, once the server has sent it.
+/// Time for the client library to report a denial after the server has sent it.
 const DENIAL_WITHIN: Duration = Duration::from_millis(50);
 
-/// One message of core NATS, heard by those who listen when it is sent.
+/// A message of core NATS, received by current subscribers.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// Where it was sent.
+    /// Its subject.
     pub subject: String,
-    /// What it says.
+    /// Its payload.
     pub payload: Bytes,
     /// Its headers, if it has any.
     pub headers: Option<HeaderMap>,
 }
 
-/// What a [`Broker::subscribe`] hears. It goes on after the connection was lost, without what was
-/// said meanwhile.
+/// The subscription of [`Broker::subscribe`]. It continues after a lost connection, without the
+/// messages sent meanwhile.
 pub struct Subscription {
     subscriber: async_nats::Subscriber,
 }
 
 impl Subscription {
-    /// The next event; `None` when the broker was drained. Cancel-safe.
+    /// The next event; `None` once the broker is drained. Cancel-safe.
     pub async fn next(&mut self) -> Option<Event> {
         StreamExt::next(self).await
     }
@@ -58,8 +58,8 @@ impl Stream for Subscription {
 }
 
 impl Broker {
-    /// Sends to all current subscribers. Having none is not an error, and a subject that the server
-    /// denies is only logged: nothing waits for an answer.
+    /// Sends to all current subscribers. Having none is not an error, and a denied subject is only
+    /// logged: nothing waits for an answer.
     ///
     /// # Errors
     /// [`TooLarge`](QueueErrorKind::TooLarge), or an invalid subject.
@@ -82,7 +82,8 @@ impl Broker {
         })
     }
 
-    /// Listens to a subject, wildcards included. Messages on their way to a stream are heard too.
+    /// Subscribes to a subject, wildcards included. This includes messages on their way to a
+    /// stream.
     ///
     /// # Errors
     /// An invalid subject, or one that the server denies ([`Forbidden`](QueueErrorKind::Forbidden)).
@@ -94,8 +95,8 @@ impl Broker {
             let message = format!("failed to subscribe to {subject}: {error}");
             QueueError::new(QueueErrorKind::Misconfigured, message)
         })?;
-        // The server confirms nothing: it denies, or it stays silent. Whatever it says comes before
-        // its answer to the flush.
+        // The server confirms nothing: it denies, or stays silent. A denial precedes its answer to
+        // the flush.
         if self.link().is_up() && self.flush().await.is_ok() {
             let denied = self
                 .link()

@@ -1,4 +1,4 @@
-//! Reads what other programs publish, from a stream of theirs.
+//! Reads messages of other programs from their streams.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use super::peek::Held;
 use super::subject::{covers, overlap};
 use crate::{QueueError, QueueErrorKind};
 
-/// Messages that one request brings.
+/// Messages per request.
 const BATCH: usize = 256;
-/// Time after which the server removes a feed's consumer that is no longer used.
+/// Time after which the server removes an unused consumer of a feed.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 
-/// Messages of a stream that other programs own, in order, from any place on.
+/// Messages of a stream that other programs own, in order, from any position on.
 #[derive(Clone)]
 pub struct Feed {
     broker: Broker,
@@ -31,32 +31,33 @@ pub struct Feed {
     durable: String,
 }
 
-/// Reads a [`Feed`], by a durable consumer of its own, which shows in the server's monitoring how far
-/// it is.
+/// Reads a [`Feed`] with its own durable consumer, which shows its progress in the server's
+/// monitoring.
 ///
-/// The consumer keeps no place: whoever reads notes the last sequence and goes on behind it.
+/// The consumer stores no position: the reader records the last sequence and continues after it.
 pub struct FeedReader {
     feed: Feed,
-    /// The newest message that was read.
+    /// The newest message read.
     last: u64,
     reading: Option<Reading>,
 }
 
-/// A consumer that is asked.
+/// A consumer to read from.
 struct Reading {
     begun: Begun,
     messages: pull::Stream,
-    /// Messages that came by it.
+    /// Messages received from it.
     came: u64,
 }
 
 impl Broker {
-    /// The feed of a subject, wildcards included, to be read by a consumer of this name, which is made
-    /// when reading begins. Nothing else is created.
+    /// The feed of a subject, wildcards included, to be read with a consumer of this name, which is
+    /// created when reading begins. Nothing else is created.
     ///
     /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when no stream captures the subject, when that
-    /// stream gives up what is read, and when the subject lies in what Trommel or the server uses.
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) if no stream captures the subject, if that
+    /// stream deletes messages when they are read, or if the subject is used by Trommel or the
+    /// server.
     pub async fn feed(&self, subject: &str, durable: &str) -> Result<Feed, QueueError> {
         let refused = |text: String| Err(QueueError::new(QueueErrorKind::Misconfigured, text));
         let own = format!("{}.>", self.config().prefix);
@@ -105,7 +106,7 @@ impl Broker {
 }
 
 impl Feed {
-    /// Begins to read behind a sequence; 0 is the start of the stream.
+    /// Starts reading after a sequence; 0 is the start of the stream.
     pub fn read_after(self, sequence: u64) -> FeedReader {
         FeedReader {
             feed: self,
@@ -114,10 +115,10 @@ impl Feed {
         }
     }
 
-    /// Removes the consumer of a feed that is no longer read.
+    /// Removes the consumer of a finished feed.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn remove(&self) -> Result<(), QueueError> {
         let gone = [ErrorCode::CONSUMER_NOT_FOUND, ErrorCode::STREAM_NOT_FOUND];
         let api = format!("CONSUMER.DELETE.{}.{}", self.stream, self.durable);
@@ -126,7 +127,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Makes the consumer again, to begin behind what was read.
+    /// Creates the consumer again, to continue after the last message read.
     async fn begin(&self, after: u64) -> Result<Result<Reading, String>, QueueError> {
         let begun = self.broker.link().up().await;
         self.remove().await?;
@@ -137,7 +138,7 @@ impl Feed {
             deliver_policy: DeliverPolicy::ByStartSequence {
                 start_sequence: after + 1,
             },
-            // What is lost on the way is read again by a new consumer.
+            // Lost messages are read again by a new consumer.
             ack_policy: AckPolicy::None,
             inactive_threshold: ABANDONED,
             ..pull::Config::default()
@@ -165,11 +166,11 @@ impl Feed {
 }
 
 impl FeedReader {
-    /// The next message; `None` when none came within `expiry`. Waits for a broker that is away.
+    /// The next message; `None` if none arrived within `expiry`. Waits for an unreachable broker.
     /// Cancel-safe.
     ///
     /// # Errors
-    /// Those that no waiting cures.
+    /// Permanent ones.
     pub async fn next(&mut self, expiry: Duration) -> Result<Option<Held>, QueueError> {
         let end = Instant::now() + expiry;
         let mut backoff = Backoff::new();
@@ -195,7 +196,7 @@ impl FeedReader {
         }
     }
 
-    /// The next message, or why there is none by this consumer.
+    /// The next message, or why this consumer has none.
     async fn read(&mut self) -> Result<Result<Held, String>, QueueError> {
         let reading = match &mut self.reading {
             Some(reading) => reading,

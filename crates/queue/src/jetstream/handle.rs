@@ -15,12 +15,12 @@ use super::spec::QueueSpec;
 use crate::delivery::Handle;
 use crate::{Disposition, KeepAlive, QueueError};
 
-/// Bytes of a message that its dead letter keeps; of a larger one it keeps what names it.
+/// Bytes of a message in its dead letter; a larger one is reduced to what identifies it.
 const DEAD_PAYLOAD: usize = 64 << 10;
-/// Bytes of a reason that a dead letter keeps.
+/// Longest reason in a dead letter, in bytes.
 const DEAD_REASON: usize = 1024;
 
-/// What a queue and its deliveries need.
+/// The shared state of a queue and its deliveries.
 pub(super) struct Shared<T> {
     pub(super) broker: Broker,
     pub(super) spec: QueueSpec<T>,
@@ -36,15 +36,15 @@ pub(super) struct JetStreamHandle<T> {
     pub(super) receipt: Receipt,
 }
 
-/// What is needed to settle a delivery.
+/// The state needed to settle a delivery.
 pub(super) struct Receipt {
     pub(super) reply: Subject,
     pub(super) subject: Subject,
-    /// The id under which the message was published.
+    /// The id that the message was published with.
     pub(super) id: Option<String>,
     pub(super) lease: Arc<Lease>,
     pub(super) attempt: u32,
-    /// The message's place in its stream.
+    /// The message's sequence in its stream.
     pub(super) sequence: u64,
 }
 
@@ -62,7 +62,7 @@ impl<T: Message> Handle for JetStreamHandle<T> {
                 self.shared.confirm(&self.receipt, ack).await
             }
             Disposition::Retry { after } => {
-                // Confirmed, so that a pull which follows comes after it.
+                // Confirmed, so that a following pull comes after it.
                 let nanos = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
                 let nak = match nanos {
                     0 => "-NAK".to_owned(),
@@ -73,7 +73,7 @@ impl<T: Message> Handle for JetStreamHandle<T> {
             Disposition::DeadLetter { reason } => {
                 let dead_subject = (self.shared.spec.dead_subject)(&self.message);
                 let payload = Bytes::from(self.message.encode_remains());
-                // Half a message does not decode; headers and subject name it.
+                // A truncated message does not decode; headers and subject identify it.
                 let payload = Some(payload).filter(|payload| payload.len() <= DEAD_PAYLOAD);
                 self.shared
                     .dead_letter(&self.receipt, &dead_subject, &reason, payload)
@@ -104,7 +104,7 @@ impl<T: Message> Handle for JetStreamHandle<T> {
 }
 
 impl<T> Shared<T> {
-    /// Time that a delivery is granted; none without a consumer.
+    /// The ack deadline of a delivery; `None` without a consumer.
     fn ack_wait(&self) -> Duration {
         let consumer = self.spec.consumer.as_ref();
         consumer.map_or(Duration::ZERO, |consumer| consumer.ack_wait)
@@ -115,9 +115,9 @@ impl<T> Shared<T> {
         consumer.is_some_and(|consumer| consumer.confirm_acks)
     }
 
-    /// Sends an ack without waiting for the server. Lost, it costs a repeat.
+    /// Sends an ack without waiting for the server. If it is lost, the message is repeated.
     async fn send(&self, receipt: &Receipt, ack: Bytes) -> Result<(), QueueError> {
-        // Only a client that is closed, or whose buffers stay full, fails here.
+        // This fails only if the client is closed, or its buffers stay full.
         let sent = self.broker.client().publish(receipt.reply.clone(), ack);
         match timeout(receipt.lease.left(), sent).await {
             Ok(Ok(())) => Ok(()),
@@ -125,8 +125,8 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Sends an ack until the server confirms it, at most until the deadline, and no longer than the
-    /// delivery was once granted: a server that crashed may have forgotten the delivery, and then never
+    /// Sends an ack until the server confirms it, at most until the deadline, and no longer than
+    /// the ack deadline: a server that crashed may have forgotten the delivery, and then never
     /// answers, however long it is kept alive here.
     async fn confirm(&self, receipt: &Receipt, ack: Bytes) -> Result<(), QueueError> {
         let start = Instant::now();
@@ -148,8 +148,9 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Stores a dead letter, then ends the message. A crash between the two repeats both, and the
-    /// second letter is dropped as a duplicate. Without a payload it says that the message is left out.
+    /// Stores a dead letter, then terminates the message. A crash between the two repeats both, and
+    /// the second letter is dropped as a duplicate. Without a payload it notes that the message was
+    /// left out.
     pub(super) async fn dead_letter(
         &self,
         receipt: &Receipt,
@@ -183,7 +184,7 @@ impl<T> Shared<T> {
         Ok(())
     }
 
-    /// Dead-letters bytes that do not decode; of many the first ones show what they were.
+    /// Dead-letters malformed bytes; for long ones, the first bytes show what they were.
     pub(super) async fn malformed(
         &self,
         receipt: &Receipt,
@@ -197,7 +198,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// The start of a text as a header may hold it: one line.
+/// The start of a text as a single line for a header.
 fn header_text(text: &str) -> String {
     let end = text.floor_char_boundary(DEAD_REASON);
     let (kept, cut) = text.split_at(end);

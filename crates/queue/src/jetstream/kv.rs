@@ -15,15 +15,15 @@ use super::streams::bucket_name;
 use super::watch::Watch;
 use crate::{QueueError, QueueErrorKind};
 
-/// Time an operation is repeated before it is given up.
+/// Time for which an operation is repeated before it fails.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// The bucket of job records, checkpoints and leases. Keys hold ASCII letters, digits and `-/_=.`;
-/// see [`subject_token`](super::subject_token).
+/// The bucket of job records, checkpoints and leases. Keys consist of ASCII letters, digits and
+/// `-/_=.`; see [`subject_token`](super::subject_token).
 ///
-/// [`get`](Self::get) and [`scan`](Self::scan) read what the leader of the bucket's stream holds, never
-/// an older state from a replica that lags. A leader that was cut off from the others may answer for
-/// some seconds more; a compare-and-set on what it said then fails.
+/// [`get`](Self::get) and [`scan`](Self::scan) read the state of the leader of the bucket's stream,
+/// never an older state of a replica. A partitioned leader may answer for some more seconds; a
+/// compare-and-set based on its answer then fails.
 ///
 /// Every operation is repeated for half a minute while the broker does not answer, or while the account
 /// has no room.
@@ -40,7 +40,7 @@ pub struct Entry {
     pub key: String,
     /// The value.
     pub value: Bytes,
-    /// Grows with every change in the bucket. What a compare-and-set compares.
+    /// Grows with every change in the bucket; compared by compare-and-set.
     pub revision: u64,
 }
 
@@ -48,7 +48,7 @@ impl Broker {
     /// The bucket of job records, checkpoints and leases.
     ///
     /// # Errors
-    /// When it is not there: call [`Broker::ensure_streams`] first.
+    /// If it does not exist: call [`Broker::ensure_streams`] first.
     pub async fn kv(&self) -> Result<Kv, QueueError> {
         let kv = Kv {
             broker: self.clone(),
@@ -68,29 +68,29 @@ impl Broker {
 }
 
 impl Kv {
-    /// The value of a key, if it exists.
+    /// The value of a key, if any.
     ///
     /// # Errors
-    /// When the broker does not answer, or the key is invalid.
+    /// If the broker does not answer, or the key is invalid.
     pub async fn get(&self, key: &str) -> Result<Option<Entry>, QueueError> {
         Ok(self.newest(key).await?.ok())
     }
 
-    /// All keys below `prefix` that have a value, with it, in order; `prefix` is empty or ends with a
-    /// dot. One pass of the server over the bucket, whatever their number: some 100,000 records a
-    /// second. Holds at least what the bucket held when the scan began; what changes meanwhile may be
-    /// seen or not.
+    /// All keys with a value below `prefix`, with their values, in order; `prefix` is empty or ends
+    /// with a dot. The server makes one pass over the bucket, at about 100,000 records per second.
+    /// Includes at least the contents at the start of the scan; concurrent changes may be included
+    /// or not.
     ///
     /// # Errors
-    /// When the broker does not answer, or the prefix is invalid.
+    /// If the broker does not answer, or the prefix is invalid.
     pub async fn scan(&self, prefix: &str) -> Result<Vec<Entry>, QueueError> {
         let mut entries: Vec<Entry> = self.fold(prefix, Vec::push).await?;
         entries.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         Ok(entries)
     }
 
-    /// As [`Kv::scan`], each record handed to `fold` as it comes, in no order, so that not all of them are
-    /// held at once. A scan that is interrupted begins again with an empty `T`.
+    /// As [`Kv::scan`], but passes each record to `fold` as it arrives, in no order, so that they
+    /// are not all held at once. An interrupted scan starts again with an empty `T`.
     ///
     /// # Errors
     /// As [`Kv::scan`].
@@ -102,7 +102,7 @@ impl Kv {
         self.scanned(prefix, false, fold).await
     }
 
-    /// The keys below `prefix` that have a value, in order; as [`Kv::scan`] without the values.
+    /// The keys with a value below `prefix`, in order; as [`Kv::scan`] without the values.
     ///
     /// # Errors
     /// As [`Kv::scan`].
@@ -113,17 +113,17 @@ impl Kv {
         Ok(keys)
     }
 
-    /// Sets a key that has no value; gives its revision, or `None` when another was first.
+    /// Sets a key without a value; returns its revision, or `None` if another writer was first.
     ///
-    /// When the broker's answer is lost, the key is read back: if it holds these very bytes, they
-    /// count as ours. So a value that several may write at once must name its writer.
+    /// If the broker's answer is lost, the key is read back: if it has exactly these bytes, they
+    /// count as ours. So a value with several possible writers must name its writer.
     ///
     /// # Errors
-    /// When the broker does not answer or has no room, the key is invalid, or the value too large.
+    /// If the broker does not answer or has no room, the key is invalid, or the value too large.
     pub async fn create(&self, key: &str, value: Bytes) -> Result<Option<u64>, QueueError> {
         match self.compare_and_set(key, value.clone(), 0).await? {
             Some(revision) => Ok(Some(revision)),
-            // Another's value, or the mark that a removed one has left.
+            // Another writer's value, or the marker of a removed one.
             None => match self.newest(key).await? {
                 Err(Some(mark)) => self.compare_and_set(key, value, mark).await,
                 Err(None) | Ok(_) => Ok(None),
@@ -131,8 +131,8 @@ impl Kv {
         }
     }
 
-    /// Sets a key that is still at `revision`; gives the new one, or `None` when another was first.
-    /// A lost answer is resolved as for [`Kv::create`].
+    /// Sets a key that is still at `revision`; returns the new revision, or `None` if another
+    /// writer was first. A lost answer is resolved as for [`Kv::create`].
     ///
     /// # Errors
     /// As [`Kv::create`].
@@ -145,7 +145,7 @@ impl Kv {
         self.compare_and_set(key, value, revision).await
     }
 
-    /// Sets a key, whatever it holds; gives the new revision.
+    /// Sets a key unconditionally; returns the new revision.
     ///
     /// # Errors
     /// As [`Kv::create`].
@@ -153,7 +153,7 @@ impl Kv {
         self.set(key, value, HeaderMap::new()).await
     }
 
-    /// Removes a key's value and leaves a mark that watchers see.
+    /// Removes a key's value and leaves a marker that watchers see.
     ///
     /// # Errors
     /// As [`Kv::create`].
@@ -163,11 +163,12 @@ impl Kv {
         self.set(key, Bytes::new(), headers).await.map(drop)
     }
 
-    /// Removes a key, or all keys below a prefix that ends with a dot, and leaves no mark: watchers see
-    /// nothing, and the bucket gets smaller. Returns how many records went, marks included.
+    /// Removes a key, or all keys below a prefix that ends with a dot, without a marker: watchers
+    /// see nothing, and the bucket shrinks. Returns how many records were removed, including
+    /// markers.
     ///
     /// # Errors
-    /// When the broker does not answer, or key or prefix are invalid.
+    /// If the broker does not answer, or key or prefix are invalid.
     pub async fn remove(&self, prefix_or_key: &str) -> Result<u64, QueueError> {
         let filter = match prefix_or_key.strip_suffix('.') {
             Some(prefix) => {
@@ -184,19 +185,20 @@ impl Kv {
             .await
     }
 
-    /// Follows the keys below `prefix`, which is empty or ends with a dot: first what they hold, then
-    /// every change. After the connection was lost it reports what changed meanwhile; of several
-    /// changes of one key only the last may be reported. What [`Kv::remove`] removes is not.
+    /// Watches the keys below `prefix`, which is empty or ends with a dot: first their current
+    /// values, then every change. After a lost connection it reports the changes meanwhile; of
+    /// several changes of one key it may report only the last. Removals by [`Kv::remove`] are not
+    /// reported.
     ///
     /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when the prefix does not end with a dot, and
-    /// when the broker does not answer.
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) if the prefix does not end with a dot, and
+    /// if the broker does not answer.
     pub async fn watch(&self, prefix: &str) -> Result<Watch, QueueError> {
         let filter = below(prefix)?;
         Watch::open(&self.broker, &self.bucket, filter).await
     }
 
-    /// The entry of a key; if it has none, the revision of the mark that a removed one has left.
+    /// The entry of a key; without a value, the revision of the marker of a removed one.
     async fn newest(&self, key: &str) -> Result<Result<Entry, Option<u64>>, QueueError> {
         check(key)?;
         let held = newest(&self.broker, &self.stream(), &self.subject(key)).await?;
@@ -235,7 +237,7 @@ impl Kv {
         };
         let mut patience = Patience::new(prefix, "scan");
         loop {
-            // What the leader has; a replica that lags may serve the scan.
+            // The leader's state; a lagging replica may serve the scan.
             let Some(newest) = newest(&self.broker, &stream, &subject).await? else {
                 return Ok(T::default());
             };
@@ -266,7 +268,7 @@ impl Kv {
             match self.attempt(key, &headers, &value).await? {
                 Attempt::Stored { sequence, .. } => return Ok(Some(sequence)),
                 Attempt::Conflict if !unanswered => return Ok(None),
-                // An earlier attempt may have been the one that won.
+                // An earlier attempt may have succeeded.
                 Attempt::Conflict => {
                     let found = self.get(key).await?;
                     let ours = found.filter(|found| found.value == value);
@@ -302,7 +304,7 @@ impl Kv {
         store(&self.broker, &self.subject(key), headers, value).await
     }
 
-    /// The stream that the bucket is.
+    /// The stream of the bucket.
     fn stream(&self) -> String {
         format!("KV_{}", self.bucket)
     }
@@ -338,7 +340,7 @@ fn check(key: &str) -> Result<(), QueueError> {
     Ok(())
 }
 
-/// How long an operation has gone without an answer.
+/// How long an operation has been without an answer.
 struct Patience<'a> {
     key: &'a str,
     what: &'static str,

@@ -12,18 +12,18 @@ use tracing::warn;
 use super::connect::Link;
 use crate::QueueError;
 
-/// Until when a delivery is ours, by this machine's clock. It ends a little before the server's
-/// own deadline, so that nothing is reported about a delivery that has been repeated.
+/// Until when a delivery is ours, by this machine's clock. It ends slightly before the server's
+/// deadline, so that nothing is reported about a delivery that has been repeated.
 #[derive(Debug)]
 pub(super) struct Lease {
     deadline: Mutex<Instant>,
     term: Duration,
-    /// No extension from then on.
+    /// No extensions after this time.
     extended_until: Instant,
 }
 
 impl Lease {
-    /// A lease from now on, to be extended until `max_work` has passed.
+    /// A lease from now on, which can be extended until `max_work` has passed.
     pub(super) fn new(ack_wait: Duration, max_work: Duration) -> Self {
         let margin = (ack_wait / 20).min(Duration::from_secs(1));
         let term = ack_wait - margin;
@@ -39,12 +39,12 @@ impl Lease {
         *lock(&self.deadline)
     }
 
-    /// Time left; zero when it has ended.
+    /// Remaining time; zero once it has ended.
     pub(super) fn left(&self) -> Duration {
         self.deadline().saturating_duration_since(Instant::now())
     }
 
-    /// Whether less than `share` of it is left.
+    /// Whether less than `share` of it remains.
     pub(super) fn is_below(&self, share: f64) -> bool {
         self.left() < self.term.mul_f64(share)
     }
@@ -56,22 +56,22 @@ impl Lease {
         Ok(())
     }
 
-    /// Whether it may be extended: work that takes longer hangs.
+    /// Whether it may be extended: work that takes longer is hanging.
     pub(super) fn may_be_extended(&self) -> bool {
         Instant::now() < self.extended_until
     }
 
-    /// Starts it again, as of the moment the server was asked to.
+    /// Restarts it, as of the time when the server was asked.
     pub(super) fn renew(&self, asked_at: Instant) {
         let mut deadline = lock(&self.deadline);
-        // One that has ended stays ended: the message may be another's by now.
+        // An ended lease stays ended: the message may belong to another delivery.
         if *deadline > Instant::now() {
             *deadline = (*deadline).max(asked_at + self.term);
         }
     }
 }
 
-/// The deliveries that are kept alive, and the one task that does so for a queue.
+/// The deliveries kept alive, and the single task that does so for a queue.
 pub(super) struct Keeper {
     client: Client,
     link: Link,
@@ -148,7 +148,7 @@ async fn keep(keeper: Weak<Keeper>, period: Duration) {
             return;
         };
         alive.extend_due().await;
-        // Held only for as long as a period: the last owner's drop ends this task.
+        // Held only for one period: dropping the last owner ends this task.
         let added = tokio::time::timeout(period, alive.added.notified()).await;
         drop(alive);
         if added.is_ok() {
@@ -169,7 +169,7 @@ impl Drop for KeptGuard {
     }
 }
 
-/// No code that runs under these locks panics half-way through a change.
+/// No code that runs under these locks panics in the middle of a change.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Frames of live sources: a stream in memory that holds the newest frame of each.
+//! Frames of live sources: an in-memory stream with the newest frame of each.
 
 use std::time::Duration;
 
@@ -16,23 +16,23 @@ use super::connect::Begun;
 use super::streams::ensure;
 use crate::{QueueError, QueueErrorKind};
 
-/// Most bytes of frames that the stream holds.
+/// Most bytes of frames in the stream.
 const MOST_BYTES: i64 = 256 << 20;
-/// Age at which a frame is of no use to anybody.
+/// Age at which a frame is useless.
 const MOST_AGE: Duration = Duration::from_secs(600);
-/// Frames that one request brings.
+/// Frames per request.
 const BATCH: usize = 64;
-/// Time after which the server removes a consumer that is no longer used.
+/// Time after which the server removes an unused consumer.
 const ABANDONED: Duration = Duration::from_secs(300);
-/// What precedes the source in subjects.
+/// The part of subjects before the source.
 const SUBJECTS: &str = "live";
 
 /// Room for the subject and the headers in a message.
 const OVERHEAD: usize = 1024;
 
-/// The header with the number of a frame, which its publisher counts.
+/// The header with the number of a frame, counted by its publisher.
 pub const LIVE_FRAME: &str = "Trommel-Frame";
-/// The header that says when a frame was taken, in milliseconds since the Unix epoch.
+/// The header with the time when a frame was taken, in milliseconds since the Unix epoch.
 pub const LIVE_FRAME_TIME: &str = "Trommel-Frame-Time";
 
 /// Metadata of a published frame.
@@ -49,30 +49,29 @@ pub struct LiveSent {
 pub struct LiveFrame {
     /// Its source: the last token of its subject.
     pub source: String,
-    /// Its place in the stream.
+    /// Its sequence in the stream.
     pub sequence: u64,
-    /// When the broker got it, in microseconds since the Unix epoch, UTC.
+    /// Its arrival at the broker, in microseconds since the Unix epoch, UTC.
     pub stored_at: i64,
     /// Its headers.
     pub headers: HeaderMap,
     /// The encoded image.
     pub payload: Bytes,
-    /// Frames of any source that were replaced by newer ones since the last one that was read, where
-    /// that is known.
+    /// Frames of any source replaced by newer ones since the last one read, if known.
     pub replaced: u64,
 }
 
-/// Reads frames of live sources. Processes that read by the same name share them.
+/// Reads frames of live sources. Processes with the same consumer name share them.
 pub struct LiveReader {
     broker: Broker,
     durable: String,
     sources: Vec<String>,
     reading: Option<Reading>,
-    /// The last frame: its places in the stream and among those that consumers were given.
+    /// The last frame: its sequences in the stream and for the consumer.
     last: Option<(u64, u64)>,
 }
 
-/// A consumer that is asked.
+/// A consumer to read from.
 struct Reading {
     begun: Begun,
     messages: pull::Stream,
@@ -84,17 +83,17 @@ impl Broker {
         live_stream(&self.config().prefix)
     }
 
-    /// Where the frames of a source are published.
+    /// The subject of a source's frames.
     pub fn live_subject(&self, source: &str) -> String {
         self.subject(&format!("{SUBJECTS}.{source}"))
     }
 
-    /// Where what became of them is published.
+    /// The subject of a source's results.
     pub fn live_results(&self, source: &str) -> String {
         self.subject(&format!("{SUBJECTS}.results.{source}"))
     }
 
-    /// Creates the stream of live frames if it is absent.
+    /// Creates the stream of live frames if it does not exist.
     ///
     /// # Errors
     /// As [`Broker::ensure_streams`].
@@ -119,8 +118,8 @@ impl Broker {
     /// Publishes a frame without waiting for the ack: the next one follows soon.
     ///
     /// # Errors
-    /// [`TooLarge`](QueueErrorKind::TooLarge) when no message can hold it,
-    /// [`Unreachable`](QueueErrorKind::Unreachable) when the connection is closed.
+    /// [`TooLarge`](QueueErrorKind::TooLarge) if it does not fit into a message,
+    /// [`Unreachable`](QueueErrorKind::Unreachable) if the connection is closed.
     pub async fn publish_live(
         &self,
         source: &str,
@@ -145,10 +144,10 @@ impl Broker {
         })
     }
 
-    /// Begins to read frames of these sources, `*` for all, by a consumer of this name.
+    /// Starts reading frames of these sources, `*` for all, with a consumer of this name.
     ///
     /// # Errors
-    /// When the stream cannot be made, and when the consumer is denied.
+    /// If the stream cannot be created, or the consumer is denied.
     pub async fn read_live(
         &self,
         durable: &str,
@@ -179,10 +178,10 @@ pub fn live_stream(prefix: &str) -> String {
 }
 
 impl LiveReader {
-    /// Waits for the next frame, and for a broker that is away. Cancel-safe.
+    /// Waits for the next frame, and for an unreachable broker. Cancel-safe.
     ///
     /// # Errors
-    /// Those that no waiting cures.
+    /// Permanent ones.
     pub async fn next(&mut self) -> Result<LiveFrame, QueueError> {
         let mut backoff = Backoff::new();
         loop {
@@ -200,7 +199,7 @@ impl LiveReader {
 
     async fn read(&mut self) -> Result<Result<LiveFrame, String>, QueueError> {
         if self.reading.is_none() {
-            // The broker may have lost what it held in memory.
+            // The broker may have lost its in-memory state.
             self.broker.ensure_live_stream().await?;
             match self.begin().await? {
                 Ok(reading) => self.reading = Some(reading),
@@ -226,7 +225,7 @@ impl LiveReader {
         let stored_at = i64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or(0);
         let source = message.subject.rsplit('.').next().unwrap_or_default();
         let source = source.to_owned();
-        // What lies between two that were given one after the other was given to nobody.
+        // Frames between two successive ones of a consumer were delivered to nobody.
         let all = self.sources.iter().any(|source| source == "*");
         let replaced = match self.last {
             Some((last, before)) if all && given == before + 1 => sequence.saturating_sub(last + 1),
@@ -243,7 +242,7 @@ impl LiveReader {
         }))
     }
 
-    /// Makes the consumer, or finds that of another process.
+    /// Creates the consumer, or finds that of another process.
     async fn begin(&self) -> Result<Result<Reading, String>, QueueError> {
         let begun = self.broker.link().up().await;
         let subjects = self.sources.iter();
@@ -254,7 +253,7 @@ impl LiveReader {
                 .map(|source| self.broker.live_subject(source))
                 .collect(),
             deliver_policy: DeliverPolicy::LastPerSubject,
-            // A frame that is lost on the way is followed by a newer one.
+            // A lost frame is followed by a newer one.
             ack_policy: AckPolicy::None,
             inactive_threshold: ABANDONED,
             memory_storage: true,

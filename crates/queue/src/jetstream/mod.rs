@@ -1,9 +1,9 @@
 //! The broker: connection, streams, queues and the key-value bucket of a NATS server.
 //!
-//! Imports point one way: what answers mean (`answers`, `denial`), the connection (`connect`,
-//! `broker`), what is on the server (`streams`, `consumer`, `counts`, `peek`), storing and
-//! records (`publish`, `scan`, `kv`), and the queue on top (`lease`, `handle`,
-//! `consumption`, `queue`). `Broker` gets its methods where they belong.
+//! Imports point one way: the meaning of answers (`answers`, `denial`), the connection (`connect`,
+//! `broker`), the state of the server (`streams`, `consumer`, `counts`, `peek`), storing and
+//! records (`publish`, `scan`, `kv`), and the queue on top (`lease`, `handle`, `consumption`,
+//! `queue`). `Broker`'s methods are in the files of their subjects.
 
 mod answers;
 mod backoff;

@@ -1,6 +1,6 @@
-//! Reads stored messages without taking them, from the stream's leader.
+//! Reads stored messages without consuming them, from the stream's leader.
 //!
-//! A direct get may be answered by a replica that lags; what is read here is what the leader holds.
+//! A direct get may be answered by a lagging replica; this reads the leader's state.
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::message::StreamMessage;
@@ -14,10 +14,10 @@ use super::answers::ErrorCode;
 use super::broker::Broker;
 use crate::{QueueError, QueueErrorKind};
 
-/// A message that a stream holds.
+/// A stored message.
 #[derive(Debug, Clone)]
 pub struct Held {
-    /// Its place in the stream.
+    /// Its sequence in the stream.
     pub sequence: u64,
     /// Its subject.
     pub subject: String,
@@ -30,10 +30,10 @@ pub struct Held {
 }
 
 impl Broker {
-    /// The first message at or behind a sequence whose subject matches; `None` if there is none.
+    /// The first message from a sequence on whose subject matches; `None` if there is none.
     ///
     /// # Errors
-    /// When the broker cannot be asked.
+    /// If the broker cannot be reached.
     pub async fn peek(
         &self,
         stream: Stream,

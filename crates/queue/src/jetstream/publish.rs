@@ -12,14 +12,14 @@ use super::backoff::Backoff;
 use super::broker::{Broker, Reply};
 use crate::{Published, QueueError, QueueErrorKind, metrics};
 
-/// Bytes that one queue may have sent and not seen stored.
+/// Unconfirmed bytes per queue.
 const OUTSTANDING_BYTES: usize = 8 << 20;
-/// Messages that one queue may have sent and not seen stored.
+/// Unconfirmed messages per queue.
 const OUTSTANDING_MESSAGES: usize = 1024;
-/// The unit in which bytes are counted.
+/// The unit for counting bytes.
 const BLOCK: usize = 1024;
 
-/// How one attempt to store a message ended.
+/// The result of one attempt to store a message.
 pub(super) enum Attempt {
     Stored {
         sequence: u64,
@@ -31,7 +31,7 @@ pub(super) enum Attempt {
     Full,
     /// The account or the server is full.
     AccountLimit(QueueError),
-    /// It is unknown whether it is stored.
+    /// Whether it is stored is unknown.
     Unanswered(String),
 }
 
@@ -47,7 +47,7 @@ struct Answer {
 /// Sends a message to its stream once.
 ///
 /// # Errors
-/// Those that no repeat cures.
+/// Permanent ones.
 pub(super) async fn store(
     broker: &Broker,
     subject: &str,
@@ -94,18 +94,19 @@ pub(super) async fn store(
     }
 }
 
-/// Stores messages in streams, each repeated under its id until the server confirms that it is stored.
+/// Stores messages in streams, repeating each under its id until the server confirms it.
 #[derive(Clone)]
 pub(super) struct Publisher {
     broker: Broker,
-    /// The stage that publishes, as metrics name it.
+    /// The publishing stage, as named in metrics.
     stage: &'static str,
     outstanding: Arc<Semaphore>,
 }
 
 impl Publisher {
     pub(super) fn new(broker: Broker, stage: &'static str) -> Self {
-        // A message takes at least its share of the blocks, which bounds the messages as well.
+        // A message takes at least its share of the blocks, which limits the number of messages as
+        // well.
         let outstanding = Arc::new(Semaphore::new(OUTSTANDING_BYTES / BLOCK));
         Self {
             broker,
@@ -114,8 +115,8 @@ impl Publisher {
         }
     }
 
-    /// Returns once the message is stored. Waits while the stream or the account is full and while the
-    /// server is away, indefinitely. Cancel-safe.
+    /// Returns once the message is stored. Waits while the stream or the account is full or the
+    /// server is unreachable, indefinitely. Cancel-safe.
     pub(super) async fn publish(
         &self,
         subject: &str,
@@ -152,7 +153,7 @@ impl Publisher {
                     return Err(QueueError::new(QueueErrorKind::Misconfigured, text));
                 }
                 Attempt::Unanswered(reason) => {
-                    // A lost connection has been reported, and is waited for before the next attempt.
+                    // The lost connection has been reported; the next attempt waits for it.
                     if self.broker.link().is_up() && away.warn_now() {
                         warn!(subject, id, reason, "not stored yet, publishing again");
                     }

@@ -23,8 +23,8 @@ use crate::{Delivery, Published, Queue, QueueError, QueueErrorKind, QueueStats};
 
 /// A work queue on a stream of a [`Broker`].
 ///
-/// Dropping it, or [`close`](Self::close), gives back what was asked for and not taken. Deliveries
-/// in flight stay valid.
+/// Dropping it, or [`close`](Self::close), returns messages that were requested and not taken.
+/// Deliveries in flight stay valid.
 pub struct JetStreamQueue<T> {
     shared: Arc<Shared<T>>,
     consumption: Option<Arc<Consumption>>,
@@ -32,12 +32,12 @@ pub struct JetStreamQueue<T> {
 }
 
 impl Broker {
-    /// A queue on one of the streams. Creates its consumer if absent; of one that exists only the
-    /// ack deadline and the most it may have in flight are brought up to date.
+    /// A queue on one of the streams. Creates its consumer if it does not exist; for an existing
+    /// one only the ack deadline and the limit in flight are updated.
     ///
     /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when the consumer cannot be made or one of
-    /// its name takes something else.
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) if the consumer cannot be created or one of
+    /// its name has other subjects.
     pub async fn queue<T: Message>(
         &self,
         spec: QueueSpec<T>,
@@ -74,15 +74,16 @@ impl<T: Message> JetStreamQueue<T> {
         })
     }
 
-    /// Gives messages that were asked for and not taken back to the server, for others to get at
-    /// once. Returns when the server has them; pulls take nothing from then on.
+    /// Returns messages that were requested and not taken to the server, so that others get them at
+    /// once. Returns when the server has them; later pulls take nothing.
     pub async fn close(&self) {
         self.closed.send_replace(true);
         // The receiver is dropped when its task ends.
         self.closed.closed().await;
     }
 
-    /// The delivery of what came, or `None` for what does not decode: that is dead-lettered meanwhile.
+    /// The delivery of a received message, or `None` if it does not decode: then it is
+    /// dead-lettered.
     fn delivery(&self, received: Received) -> Option<Delivery<T>> {
         let Received {
             message,
@@ -140,7 +141,7 @@ impl<T: Message> JetStreamQueue<T> {
         }
         let shared = Arc::clone(&self.shared);
         let reason = error.to_string();
-        // Not awaited by the pull: one that is dropped must not leave this half-done.
+        // The pull does not wait for this: dropping it must not leave this half-done.
         tokio::spawn(async move {
             if let Err(error) = shared.malformed(&receipt, &reason, payload).await {
                 warn!(subject = %receipt.subject, %error, "failed to dead-letter; the message will be redelivered");
@@ -186,8 +187,8 @@ impl<T: Message> Queue<T> for JetStreamQueue<T> {
     }
 
     /// Delayed retries count as in flight, as the server cannot tell them apart. Dead letters are
-    /// those of this object; [`Broker::subject_count`] counts all. Without a consumer the
-    /// whole stream counts as waiting.
+    /// those of this object; [`Broker::subject_count`] counts all. Without a consumer the whole
+    /// stream counts as waiting.
     async fn stats(&self) -> Result<QueueStats, QueueError> {
         let spec = &self.shared.spec;
         let dead_letters = self.shared.dead_letters.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Requests of core NATS: asked of whoever serves a subject, and stored nowhere.
+//! Requests over core NATS, which are not stored.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::connect::{ANSWER, Interruption};
 use crate::origin::trace_headers;
 use crate::{Origin, QueueError, QueueErrorKind};
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answered {
     /// This is the reply.
@@ -25,14 +25,14 @@ pub enum Answered {
     Not,
 }
 
-/// A request that came, to be answered once.
+/// A received request, to be answered once.
 pub struct Request {
     message: Message,
     broker: Broker,
 }
 
 impl Request {
-    /// What it says.
+    /// Its payload.
     pub fn payload(&self) -> &Bytes {
         &self.message.payload
     }
@@ -43,12 +43,12 @@ impl Request {
         Some(value.as_str())
     }
 
-    /// The trace that it belongs to.
+    /// Its trace.
     pub fn origin(&self) -> Origin {
         Origin::of(self.message.headers.as_ref(), None)
     }
 
-    /// Replies. A request that waits for no reply gets none.
+    /// Replies. A request without a reply subject gets none.
     ///
     /// # Errors
     /// [`TooLarge`](QueueErrorKind::TooLarge), or an invalid subject of the reply.
@@ -62,8 +62,8 @@ impl Request {
     }
 }
 
-/// The requests on a subject that this process shares with others of its group. Dropping it loses those
-/// that are on their way; [`Requests::leave`] does not.
+/// The requests on a subject that this process shares with others of its group. Dropping it loses
+/// those on their way; [`Requests::leave`] does not.
 pub struct Requests {
     subscriber: Subscriber,
     subject: String,
@@ -71,23 +71,23 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// The next one; `None` when the broker was drained. Cancel-safe.
+    /// The next one; `None` once the broker is drained. Cancel-safe.
     pub async fn next(&mut self) -> Option<Request> {
         let message = self.subscriber.next().await?;
         Some(self.request(message))
     }
 
-    /// The next one that has come already.
+    /// The next one that has already arrived.
     pub fn next_now(&mut self) -> Option<Request> {
         self.next().now_or_never().flatten()
     }
 
-    /// Leaves the group. Gives the requests that have come and were not taken, each of which is to be
-    /// answered; a request that is given to another process at this very moment may be among them, and is
-    /// answered by both.
+    /// Leaves the group. Returns the requests that arrived and were not taken, each of which must
+    /// be answered; a request that is delivered to another process at this moment may be among
+    /// them, and is answered by both.
     ///
     /// # Errors
-    /// When the connection is closed.
+    /// If the connection is closed.
     pub async fn leave(mut self) -> Result<Vec<Request>, QueueError> {
         let copies = self.broker.copies(&[self.subject.clone()]).await?;
         self.subscriber.unsubscribe().await.map_err(closed)?;
@@ -113,21 +113,21 @@ impl Requests {
     }
 }
 
-/// Copies of all requests on some subjects, whoever is to answer them.
+/// Copies of all requests on some subjects, regardless of who answers them.
 ///
-/// The client library forgets a subscription the moment that it is to end, and with it what the server
-/// has sent and nobody has read yet. Copies that are heard meanwhile show what that was.
+/// The client library forgets a subscription as soon as it is to end, with the messages that the
+/// server has sent and nobody has read. Copies received meanwhile reveal them.
 pub struct Copies {
     subscribers: Vec<Subscriber>,
     broker: Broker,
 }
 
 impl Copies {
-    /// The requests that came since these copies are heard and are not among `taken`: call it once the
-    /// subscriptions that end have ended, and with all that came by them.
+    /// The requests since the start of the copies that are not in `taken`: call it once the ending
+    /// subscriptions have ended, with everything that they received.
     ///
     /// # Errors
-    /// When the connection is closed.
+    /// If the connection is closed.
     pub async fn not_among<'a>(
         self,
         taken: impl IntoIterator<Item = &'a Message>,
@@ -152,11 +152,11 @@ impl Copies {
 }
 
 impl Broker {
-    /// Asks whoever serves a subject, in the trace of the current span, and waits up to `limit` for the
-    /// reply.
+    /// Sends a request to a subject, in the trace of the current span, and waits up to `limit` for
+    /// the reply.
     ///
     /// # Errors
-    /// What no repeat cures: a subject that is invalid or denied, a payload that is too large.
+    /// Permanent errors: a subject that is invalid or denied, or a payload that is too large.
     pub async fn ask_once(
         &self,
         subject: &str,
@@ -206,7 +206,7 @@ impl Broker {
         }
     }
 
-    /// Shares the requests on a subject with all processes that name the same group.
+    /// Shares the requests on a subject with all processes in the same group.
     ///
     /// # Errors
     /// An invalid subject, or one that the server denies ([`Forbidden`](QueueErrorKind::Forbidden)).
@@ -227,10 +227,10 @@ impl Broker {
         })
     }
 
-    /// Hears all requests on these subjects from now on.
+    /// Receives all requests on these subjects from now on.
     ///
     /// # Errors
-    /// When the connection is closed.
+    /// If the connection is closed.
     pub async fn copies(&self, subjects: &[String]) -> Result<Copies, QueueError> {
         let mut subscribers = Vec::with_capacity(subjects.len());
         for subject in subjects {
@@ -244,13 +244,14 @@ impl Broker {
         })
     }
 
-    /// Waits until the server has carried out what it was sent before, and what it had sent by then has
-    /// been handed on. Gives up with the connection.
+    /// Waits until the server has processed what it was sent before, and what it had sent by then
+    /// has been passed on. Gives up with the connection.
     async fn round_trip(&self) {
         if !self.is_connected() {
             return;
         }
-        // Every user may ask for this. That nobody answers, without JetStream, is an answer too.
+        // Every user may send this. Without JetStream there is no responder, which is an answer
+        // too.
         let request = async_nats::client::Request {
             payload: Some(Bytes::new()),
             headers: None,

@@ -9,11 +9,11 @@ use futures::StreamExt;
 use super::broker::Broker;
 use crate::QueueError;
 
-/// The header of a record that only marks the end of its key.
+/// The header of a record that only marks the removal of its key.
 pub(super) const OPERATION: &str = "KV-Operation";
-/// Records that one request brings.
+/// Records per request.
 const BATCH: usize = 4096;
-/// Time after which the server removes a consumer that is no longer used.
+/// Time after which the server removes an unused consumer.
 const ABANDONED: Duration = Duration::from_secs(30);
 
 /// The newest message of a subject.
@@ -21,20 +21,20 @@ pub(super) struct Record {
     pub(super) subject: String,
     pub(super) sequence: u64,
     pub(super) payload: Bytes,
-    /// It only marks that the key was removed.
+    /// It is only the marker of a removed key.
     pub(super) is_mark: bool,
 }
 
-/// How a scan ended.
+/// The result of a scan.
 pub(super) enum Scanned<T> {
-    /// All of them, as they were folded.
+    /// All messages, folded.
     Whole(T),
-    /// It is to be repeated, and why.
+    /// It has to be repeated, with the reason.
     Broken(String),
 }
 
-/// The newest messages of the subjects that match, each handed to `fold` as it comes, by one consumer that
-/// lives as long as this.
+/// The newest messages of matching subjects, each passed to `fold` as it arrives, from a temporary
+/// consumer.
 pub(super) async fn scan<T: Default>(
     broker: &Broker,
     stream: &str,
@@ -97,7 +97,7 @@ async fn read_all<T: Default>(
         }
     }
     let name = consumer.cached_info().name.clone();
-    // One that stays is removed by the server.
+    // If one is left behind, the server removes it.
     drop(stream.delete_consumer(&name).await);
     Ok(all)
 }

@@ -7,22 +7,22 @@ use trommel_types::Stream;
 
 use super::consumer::ConsumerSpec;
 
-/// Names a message's subject.
+/// Returns a message's subject.
 pub type SubjectOf<T> = Arc<dyn Fn(&T) -> String + Send + Sync>;
 
-/// Takes notice of a message that does not decode: its bytes, what is wrong, and its subject.
+/// Called with each malformed message: its bytes, the problem, and its subject.
 pub type OnMalformed = Arc<dyn Fn(&[u8], &DecodeError, &str) + Send + Sync>;
 
-/// What a [`JetStreamQueue`](crate::JetStreamQueue) stores where, and what it takes.
+/// What a [`JetStreamQueue`](crate::JetStreamQueue) stores where, and what it consumes.
 pub struct QueueSpec<T> {
     /// The stream.
     pub stream: Stream,
-    /// Where in it a message is stored.
+    /// The subject of a message.
     pub subject: SubjectOf<T>,
-    /// Where its dead letter is stored, with what [`Message::encode_remains`] keeps of it.
+    /// The subject of its dead letter, stored with the output of [`Message::encode_remains`].
     pub dead_subject: SubjectOf<T>,
-    /// What pulls take; `None` for a queue that only publishes.
+    /// The consumer; `None` for a queue that only publishes.
     pub consumer: Option<ConsumerSpec>,
-    /// Takes notice of each malformed message, before it is dead-lettered.
+    /// Called with each malformed message, before it is dead-lettered.
     pub on_malformed: Option<OnMalformed>,
 }

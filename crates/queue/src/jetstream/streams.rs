@@ -10,7 +10,7 @@ use super::broker::Broker;
 use super::config::BrokerConfig;
 use crate::{QueueError, QueueErrorKind};
 
-/// What a stream is called on the server.
+/// The names of streams on the server.
 pub(super) fn on_server(stream: Stream, prefix: &str) -> String {
     format!("{prefix}_{stream}").to_ascii_uppercase()
 }
@@ -33,7 +33,7 @@ fn config_of(stream: Stream, config: &BrokerConfig) -> stream::Config {
         max_bytes: -1,
         ..stream::Config::default()
     };
-    // `BrokerConfig::problems` has ruled out what does not fit.
+    // `BrokerConfig::problems` has excluded invalid values.
     let limit = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     match stream {
         Stream::Jobs => wanted,
@@ -66,7 +66,7 @@ pub(super) fn bucket_name(prefix: &str) -> String {
     format!("{prefix}-jobs")
 }
 
-/// The stream that the bucket is.
+/// The stream of the bucket.
 fn bucket_config(config: &BrokerConfig) -> stream::Config {
     let bucket = bucket_name(&config.prefix);
     stream::Config {
@@ -87,13 +87,13 @@ fn bucket_config(config: &BrokerConfig) -> stream::Config {
 }
 
 impl Broker {
-    /// Creates the streams and the bucket that are absent. One that exists stays as it is: what it
-    /// limits differently is logged.
+    /// Creates missing streams and the bucket. Existing ones are not changed; different limits are
+    /// logged.
     ///
     /// # Errors
-    /// [`Misconfigured`](QueueErrorKind::Misconfigured) when an existing stream takes other subjects
-    /// or has another retention, storage or discard policy; the error names stream, difference and
-    /// remedy. [`AccountLimit`](QueueErrorKind::AccountLimit) when JetStream has no room for them.
+    /// [`Misconfigured`](QueueErrorKind::Misconfigured) if an existing stream has other subjects,
+    /// or another retention, storage or discard policy; the error names stream, difference and
+    /// remedy. [`AccountLimit`](QueueErrorKind::AccountLimit) if JetStream has no room for them.
     pub async fn ensure_streams(&self) -> Result<(), QueueError> {
         for stream in Stream::ALL {
             ensure(self, config_of(stream, self.config())).await?;
@@ -107,7 +107,7 @@ impl Broker {
     }
 }
 
-/// Creates the stream of this name again if it has gone.
+/// Recreates the stream with this name if it has gone.
 pub(super) async fn ensure_one(broker: &Broker, stream: Stream) -> Result<(), QueueError> {
     ensure(broker, config_of(stream, broker.config())).await
 }
@@ -143,7 +143,7 @@ async fn info(broker: &Broker, name: &str) -> Result<Option<stream::Info>, Queue
     broker.ask(&api, &json!({}), &gone).await
 }
 
-/// Refuses what would break the guarantees, and logs limits that differ.
+/// Refuses differences that would break the guarantees, and logs different limits.
 fn compare(wanted: &stream::Config, found: &stream::Config) -> Result<(), QueueError> {
     let sorted = |subjects: &[String]| {
         let mut subjects = subjects.to_vec();

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-/// Writes any name as one token that a subject, a durable name and a key may hold.
+/// Encodes any name as one token for subjects, durable names and keys.
 ///
 /// ASCII letters, digits, `-` and `_` stay; every other byte becomes `=XX` in hexadecimal, and the
 /// empty name becomes `=`. Different names give different tokens.

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// A server's version, without what follows the third number.
+/// A server's version, without the part after the third number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ServerVersion {
     pub(crate) major: u32,
@@ -9,7 +9,7 @@ pub(crate) struct ServerVersion {
 }
 
 impl ServerVersion {
-    /// The oldest server with which one replica is safe.
+    /// The oldest server that is safe with one replica.
     pub(crate) const OLDEST: Self = Self::new(2, 10);
     /// The oldest server that does not lose publishes to a full, replicated stream.
     pub(crate) const OLDEST_REPLICATED: Self = Self::new(2, 12);
@@ -22,7 +22,7 @@ impl ServerVersion {
         }
     }
 
-    /// Reads `2.10.27`, `v2.12.1`, `2.14.0-RC.3`.
+    /// Parses `2.10.27`, `v2.12.1`, `2.14.0-RC.3`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim().trim_start_matches('v');
         let numbers = text

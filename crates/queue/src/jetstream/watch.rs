@@ -13,9 +13,9 @@ use super::broker::Broker;
 use super::connect::Begun;
 use crate::{QueueError, QueueErrorKind};
 
-/// Changes that a watcher may be behind by before the server has to wait.
+/// Buffered changes before the server has to wait.
 const BUFFER: usize = 64;
-/// Time in which the first watch has to stand.
+/// Time limit for establishing the first watch.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A change of a key.
@@ -29,7 +29,7 @@ pub struct Change {
     pub revision: u64,
 }
 
-/// The changes of watched keys; see [`Kv::watch`](super::Kv::watch). Dropping it ends the watch.
+/// Changes of watched keys; see [`Kv::watch`](super::Kv::watch). Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watch {
     changes: mpsc::Receiver<Change>,
@@ -64,7 +64,7 @@ impl Watch {
         Ok(Self { changes })
     }
 
-    /// The next change; `None` when the broker was drained. Cancel-safe.
+    /// The next change; `None` once the broker is drained. Cancel-safe.
     pub async fn next(&mut self) -> Option<Change> {
         self.changes.recv().await
     }
@@ -78,7 +78,7 @@ impl Stream for Watch {
     }
 }
 
-/// What is watched.
+/// The parameters of a watch.
 struct Watched {
     broker: Broker,
     bucket: String,
@@ -86,7 +86,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Begins to watch; or returns why that failed.
+    /// Starts watching, or returns why that failed.
     async fn open(&self) -> Result<Result<(Begun, Watcher), String>, QueueError> {
         let begun = self.broker.link().up().await;
         let opened = async {
@@ -101,7 +101,7 @@ impl Watched {
         Ok(opened.unwrap_or_else(|| Err("the connection was lost".to_owned())))
     }
 
-    /// Watches again whenever the connection was lost, and reports nothing twice.
+    /// Watches again after each lost connection, and reports nothing twice.
     async fn follow(self, opened: (Begun, Watcher), changes: mpsc::Sender<Change>) {
         let (mut begun, mut watcher) = opened;
         let stream = format!("KV_{}", self.bucket);
@@ -139,7 +139,7 @@ impl Watched {
     }
 }
 
-/// Passes changes on until the watch breaks; returns why it did.
+/// Passes changes on until the watch breaks; returns the reason.
 async fn pass_on(
     mut watcher: Watcher,
     reported: &mut u64,
@@ -150,7 +150,7 @@ async fn pass_on(
             Ok(entry) => entry,
             Err(error) => return error.to_string(),
         };
-        // History comes in the order of revisions, so what is older was reported.
+        // History comes in order of revision, so older changes were already reported.
         if entry.revision <= *reported {
             continue;
         }

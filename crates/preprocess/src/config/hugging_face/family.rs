@@ -1,4 +1,4 @@
-//! The image processors that are followed, with what each does where its file is silent.
+//! The supported image processors, with their defaults.
 
 use crate::Resample;
 
@@ -8,12 +8,12 @@ pub(super) const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 pub(super) const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 pub(super) const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
-/// What a processor's class does where its file is silent.
+/// The defaults of a processor class.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Family {
-    /// How `size` becomes the scaling.
+    /// How `size` determines the resize.
     pub(super) rule: Rule,
-    /// Whether a bare number in `size` means both sides, and not the shorter one.
+    /// Whether a single number in `size` means both sides instead of the shorter one.
     pub(super) square: bool,
     pub(super) size: Size,
     pub(super) resample: Resample,
@@ -23,19 +23,19 @@ pub(super) struct Family {
     pub(super) std: [f32; 3],
 }
 
-/// How `size` becomes the scaling, where a class has a rule of its own.
+/// How `size` determines the resize in classes with their own rules.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Rule {
     Plain,
-    /// Below 384: shorter side to `size ÷ crop_pct`, then crop to `size`; from there on: squash.
+    /// Below 384: shorter side to `size ÷ crop_pct`, then crop to `size`; from 384 on: squash.
     ConvNext,
     /// Shorter side to `size × 256 ÷ 224`.
     Levit,
     /// Shorter side to `size ÷ crop_pct`.
     PoolFormer,
-    /// Plain, with its own arithmetic after scaling.
+    /// Plain, with additional arithmetic after rescaling.
     EfficientNet,
-    /// Plain, with flipped channels unless the file says otherwise, and never normalised.
+    /// Plain, with flipped channels by default, and never normalised.
     MobileVit,
     /// Plain, and never cropped.
     Segformer,
@@ -47,7 +47,7 @@ pub(super) enum Size {
     ShortestEdge(u32),
 }
 
-/// Names of the classes that are followed, without what they end in.
+/// Names of the supported classes, without their suffixes.
 pub(super) const FOLLOWED: [&str; 17] = [
     "Beit",
     "Bit",
@@ -68,7 +68,7 @@ pub(super) const FOLLOWED: [&str; 17] = [
     "ViT",
 ];
 
-/// What the names of classes end in.
+/// The suffixes of class names.
 const SUFFIXES: [&str; 4] = [
     "ImageProcessor",
     "ImageProcessorFast",
@@ -76,7 +76,7 @@ const SUFFIXES: [&str; 4] = [
     "FeatureExtractor",
 ];
 
-/// The defaults of a class; `None` for a class that is not followed.
+/// The defaults of a class; `None` if it is not supported.
 pub(super) fn family(class: &str) -> Option<Family> {
     let mut names = SUFFIXES
         .iter()
@@ -104,7 +104,7 @@ pub(super) fn family(class: &str) -> Option<Family> {
         square: false,
         ..bicubic
     };
-    // What crops to 224 after scaling the shorter side.
+    // Classes that crop to 224 after scaling the shorter side.
     let clip = Family {
         size: Size::ShortestEdge(224),
         center_crop: true,
@@ -188,7 +188,7 @@ pub(super) fn family(class: &str) -> Option<Family> {
     })
 }
 
-/// The class that Transformers takes for a model whose processor's file names none, by `model_type`.
+/// The class that Transformers uses for a model whose processor file names none, by `model_type`.
 pub(super) fn class_of_model(model_type: &str) -> Option<&'static str> {
     Some(match model_type {
         "vit" | "dinat" | "ijepa" | "swiftformer" | "swin" | "swinv2" | "vit_mae" | "vit_msn" => {

@@ -1,4 +1,4 @@
-//! Which options of a processor are followed, and which change nothing. All others are refused.
+//! Supported options of processors, and options without effect. All others are refused.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::family::Rule;
 use crate::ConfigError;
 use crate::config::reader::JsonFile;
 
-/// Options that every class has.
+/// Options of every class.
 const FOLLOWED: [&str; 10] = [
     "crop_size",
     "do_center_crop",
@@ -20,7 +20,7 @@ const FOLLOWED: [&str; 10] = [
     "size",
 ];
 
-/// Options that leave the pixels of one RGB image as they are.
+/// Options that do not change the pixels of a single RGB image.
 const WITHOUT_EFFECT: [&str; 20] = [
     "_processor_class",
     "_valid_processor_keys",
@@ -44,9 +44,9 @@ const WITHOUT_EFFECT: [&str; 20] = [
     "default_to_square", // looked at with `size`
 ];
 
-/// Refuses every option that the class has and that is not followed, and every one that is not known.
+/// Refuses every option of the class that is not supported, and every unknown one.
 ///
-/// A switch that is off and an option that is null ask for nothing.
+/// A switch that is off and an option that is null have no effect.
 pub(super) fn check(file: &JsonFile, rule: Rule) -> Result<(), ConfigError> {
     for (key, value) in file.entries() {
         let is_off = value.is_null() || (*value == Value::Bool(false) && key.starts_with("do_"));
@@ -81,7 +81,7 @@ pub(super) fn check(file: &JsonFile, rule: Rule) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A processor that is code of the folder's own is not run, and what it does is not known.
+/// A processor with code in the folder is not run, so its behaviour is unknown.
 fn check_auto_map(file: &JsonFile, value: &Value) -> Result<(), ConfigError> {
     match value {
         Value::Object(classes)
