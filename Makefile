@@ -8,8 +8,8 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 help:
 	@echo "make demo    classify the shipped handwritten digits"
 	@echo "make test    run every test"
-	@echo "make chaos   break a fleet for long: SEED=7 MINUTES=30"
-	@echo "make bench   measure throughput beside the limit of the bare stages"
+	@echo "make chaos   inject faults into a fleet: SEED=7 MINUTES=30"
+	@echo "make bench   compare throughput with the limit of the bare stages"
 	@echo "make dist    a Python wheel, a tarball and a Debian package, in target/package"
 	@echo "make setup   fetch the native parts into .tools"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trommel's tensors beside the reference processors', family by family and format by format; and
+# Trommel's tensors next to the reference processors', family by family and format by format; and
 # whether labels and logits agree with the Python reference on 510 images and three architectures.
 # scripts/bench.sh has to have run before.
 set -euo pipefail

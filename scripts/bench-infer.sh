@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The model's stage alone beside ONNX Runtime from Python, in one run: ViT-B/16, ResNet-50 and
+# The model's stage alone next to ONNX Runtime from Python, in one run: ViT-B/16, ResNet-50 and
 # MobileNetV3-small with random weights, and ViT-B/16 in INT8. Three rounds, medians; of Python the
 # best size of batch counts. scripts/bench.sh has to have run before.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A job that names two models beside a job for each of them, on large JPEGs (4000 x 3000), whose decoding
+# A job that names two models next to a job for each of them, on large JPEGs (4000 x 3000), whose decoding
 # dominates: each image is decoded once. Roles in two processes on a broker of their own, three jobs each,
 # medians. scripts/bench.sh has to have run before.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prompts against a real server: `transformers serve` with a tiny vision-language model of random weights
 # (bench/tiny_vlm.py). Whether the answers are those of Transformers in Python, and images per minute by lever:
-# one request at a time, several, text before the image, images within a budget of tokens; at the end beside the
+# one request at a time, several, text before the image, images within a budget of tokens; at the end next to the
 # best rate that a client in Python reaches with the same requests. All share the machine.
 #
 # PHOTOS is how many photos of 640 x 480 are asked about (default 60). This server has no logprobs and no
@@ -75,5 +75,5 @@ echo "and 64 tokens an image:   $(ask budget)"
 for concurrency in 2 4 8 16; do
     echo "Python, $concurrency at once, the same small images: $(client --concurrency $concurrency --max-pixels $((64 * 28 * 28)))"
 done
-echo "answers beside Transformers in Python, text first, whole images:"
+echo "answers compared with Transformers in Python, text first, whole images:"
 "$python" bench/prompt_client.py compare "$run/tiny" "$run/first.jsonl"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# New labels from stored embeddings: rows a second on two cores, beside NumPy and DuckDB on the same file in
-# turns, and memory over ten times as many rows (of 1 KiB each on the disk); then what fit and dedup find beside scikit-learn and brute force, and
+# New labels from stored embeddings: rows a second on two cores, next to NumPy and DuckDB on the same file in
+# turns, and memory over ten times as many rows (of 1 KiB each on the disk); then what fit and dedup find next to scikit-learn and brute force, and
 # whether labels of two towers are those of Transformers. Usage: scripts/bench-relabel.sh [ROWS]
 # scripts/bench.sh has to have run before.
 set -euo pipefail

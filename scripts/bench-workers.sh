@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Throughput of separate worker processes beside the embedded run, in one sitting: the model and the
+# Throughput of separate worker processes next to the embedded run, in one sitting: the model and the
 # photos of scripts/bench.sh, which has to have run before. Tensors go through the broker, then by
 # the local hop.
 set -euo pipefail

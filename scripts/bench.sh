@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Throughput beside the limit of the bare stages, in one run: MobileNetV3-small (timm, random
+# Throughput next to the limit of the bare stages, in one run: MobileNetV3-small (timm, random
 # weights), 3,000 JPEGs of 500 x 375, all cores. Fetches PyTorch once, to export the model.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"

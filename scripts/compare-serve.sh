@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `trommel serve` beside what else answers requests with labels: the same photos, model and clients, each server on two
+# `trommel serve` next to what else answers requests with labels: the same photos, model and clients, each server on two
 # cores (CORES=2,3), the clients on two others (LOAD_CORES=0,1). One file a server in bench/compare/services, which says how
-# it is set up. Three rounds, all servers in each; then ViT-B/16 in INT8 beside Flask and PyTorch with 8 clients. Writes
+# it is set up. Three rounds, all servers in each; then ViT-B/16 in INT8 next to Flask and PyTorch with 8 clients. Writes
 # bench/compare/services.json and the table in docs/benchmarks.md. Run scripts/compare.sh first, which installs the peers; PyTriton
 # gets an environment of its own, by TRITON_PYTHON (python3), as it wants an older NumPy. Takes 25 minutes. TROMMEL names
 # a binary that is built already.

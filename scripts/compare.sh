@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trommel beside what else classifies folders of images, on the same photos, with the same model, rows as Parquet,
+# Trommel next to what else classifies folders of images, on the same photos, with the same model, rows as Parquet,
 # on two cores (CORES=2,3): time with start-up, the first row, memory, rows after a SIGKILL and a second run, rows of
 # 1,000 images of which 60 are broken. One file a peer in bench/compare, which says how it is set up and why.
 # Three rounds, all peers in each. Writes bench/compare/results.json and the table in docs/benchmarks.md.

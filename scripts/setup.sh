@@ -50,7 +50,7 @@ debian_unpack() {
         -o APT::Sandbox::User= -o Acquire::Check-Valid-Until=false)
     if [[ -n $suite ]]; then
         local keyring=/usr/share/keyrings/debian-archive-keyring.gpg mirror
-        # The archive itself, not the security or backports ones beside it.
+        # The archive itself, not its security or backports archives.
         mirror=$(apt-get indextargets --format '$(CREATED_BY) $(LABEL) $(REPO_URI)' |
             awk '$1 == "Packages" && $2 == "Debian" { print $3; exit }')
         [[ -n $mirror && -r $keyring ]] || return 1
@@ -238,7 +238,7 @@ import os, sys, zipfile
 wheel, folder = sys.argv[1:]
 root = "pgserver/pginstall/"
 with zipfile.ZipFile(wheel) as archive:
-    # The wheel's libraries are found from the programs by their place beside the package.
+    # The wheel's libraries are found relative to the package.
     for member in archive.infolist():
         if member.filename.startswith((root, "pgserver.libs/")) and not member.is_dir():
             archive.extract(member, folder)

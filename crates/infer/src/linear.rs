@@ -47,7 +47,7 @@ impl Head {
         };
         let width = width.and_then(|width| usize::try_from(width).ok());
         let width = width.filter(|width| (1..=WIDEST).contains(width)).ok_or_else(|| {
-            refuse(&format_args!("it does not have one input of 2 dimensions, of which the second one is a number up to {WIDEST}"))
+            refuse(&format_args!("it does not have a single input of 2 dimensions, the second of which is a number up to {WIDEST}"))
         })?;
         let mut run = |rows: usize, values: Vec<f32>| -> Result<Vec<f32>, InferError> {
             let input = Tensor::from_array(([rows, width], values)).map_err(failed)?;

@@ -260,14 +260,14 @@ impl Signature {
             if let Some(has) = has.fixed().filter(|&has| has != u64::from(gets)) {
                 return Err(Misfit::configuration(format!(
                     "input {} takes images that are {has} {side}, but the preprocessing \
-                     configuration beside the model makes them {gets} {side}",
+                     configuration makes them {gets} {side}",
                     input.name
                 )));
             }
         }
         if shape.channels != 3 {
             return Err(Misfit::configuration(format!(
-                "the preprocessing configuration beside the model makes images of {} channels, \
+                "the preprocessing configuration makes images with {} channels, \
                  not 3",
                 shape.channels
             )));
@@ -299,7 +299,7 @@ impl Signature {
             .ok_or_else(|| Misfit::no_classifier(format!("output {name} is {}", output.element)))?;
         match output.shape[1].fixed() {
             Some(has) if has != classes as u64 => Err(Misfit::configuration(format!(
-                "output {name} has {has} classes, but the configuration beside the model names \
+                "output {name} has {has} classes, but the model's configuration names \
                  {classes}"
             ))),
             _ => Ok((name.clone(), output_type)),

@@ -245,7 +245,7 @@ impl TextTower {
         let length = self.fixed_length.unwrap_or(length);
         if longest > length {
             return Err(self.failed(&format!(
-                "it takes {length} tokens of a text, of which one has {longest}"
+                "it reads at most {length} tokens per text, but one has {longest}"
             )));
         }
         let rows = self.fixed_batch.unwrap_or(texts.len());

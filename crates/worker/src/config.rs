@@ -115,7 +115,7 @@ pub struct PreprocessConfig {
     /// says. Part of a job, so it is read where jobs begin: by `trommel classify` and `trommel submit`.
     /// Default: `auto`.
     pub reference: Reference,
-    /// Threads that decode and resize. Default: one a core.
+    /// Threads that decode and resize. Default: one per core.
     pub threads: Option<NonZeroUsize>,
     /// Whether to pin each thread to one core. Default: no.
     pub pin_threads: bool,

@@ -22,7 +22,7 @@ pub struct InferConfig {
     /// `cuda:0,cuda:1`. A missing device is an error at start. Default: `cpu`.
     pub device: String,
     /// Sessions running in parallel on each device, each with a copy of the model. Default: on a
-    /// CPU one a core, at most 4; on a GPU 2, of which one copies while the other computes.
+    /// CPU one per core, at most 4; on a GPU 2, one of which copies while the other computes.
     pub instances: Option<NonZeroUsize>,
     /// Threads inside one session. Default: the cores divided by the instances; for a GPU 1.
     pub intra_threads: Option<NonZeroUsize>,
