@@ -11,7 +11,7 @@ use ort::logging::LogLevel;
 use crate::error::reason;
 use crate::{InferError, InferErrorKind};
 
-/// The version of ONNX Runtime that is tested; `scripts/setup.sh` and `pyproject.toml` have it too.
+/// The tested version of ONNX Runtime; `scripts/setup.sh` and `pyproject.toml` have it too.
 const VERSION: &str = "1.31.1";
 
 /// ONNX Runtime, loaded into this process. Cheap to clone.
@@ -21,25 +21,25 @@ pub struct Runtime {
     path: PathBuf,
 }
 
-/// ONNX Runtime allows one environment a process and cannot be unloaded, so the first one stays.
+/// ONNX Runtime allows one environment per process and cannot be unloaded, so the first one stays.
 static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
 
 impl Runtime {
-    /// Loads ONNX Runtime's shared library: `path` if given (the library, or a folder that holds
-    /// it), else what the variable `ORT_DYLIB_PATH` names. Without either it is searched for: next to
-    /// the executable; in `lib/trommel` next to the executable's `bin`, where packages have it; in
-    /// the Python environment that the executable is installed in; in `.tools/onnxruntime` next to
-    /// the `target` folder that the executable was built into; in the absolute folders of
+    /// Loads ONNX Runtime's shared library: `path` if given (the library, or its folder), else the
+    /// one in the variable `ORT_DYLIB_PATH`. Without either it is searched for: next to the
+    /// executable; in `lib/trommel` next to the executable's `bin`, as in packages; in the Python
+    /// environment that the executable is installed in; in `.tools/onnxruntime` next to the
+    /// `target` folder that the executable was built into; in the absolute folders of
     /// `LD_LIBRARY_PATH`; in the system's library folders.
     ///
-    /// The current directory is never searched, so that no file that lies among a user's images is
-    /// run. A later call gives the library that is loaded already, unless `path` names another one.
+    /// The current directory is never searched, so that no file among a user's images is run. A
+    /// later call returns the library that is already loaded, unless `path` names another one.
     /// Blocks for some ten milliseconds.
     ///
     /// # Errors
-    /// When a library that `path` or the variable names does not load; a search never goes on from
-    /// there. When no library that is searched for loads: the message then lists the places, and
-    /// what was wrong with a library that was found.
+    /// If the library in `path` or the variable does not load; then nothing else is tried. If none
+    /// of the searched libraries loads: the message lists the places, and the problem with each
+    /// library found.
     pub fn load(path: Option<&Path>) -> Result<Self, InferError> {
         Search {
             argument: path.map(Path::to_owned),
@@ -55,7 +55,7 @@ impl Runtime {
         &self.path
     }
 
-    /// Its version and how it was built, as it says itself.
+    /// Its version and build, as reported by itself.
     pub(crate) fn build(&self) -> &'static str {
         ort::info()
     }
@@ -104,7 +104,7 @@ impl Search {
         Ok(runtime)
     }
 
-    /// The one place that is named, and by what.
+    /// The one specified place, and its origin.
     fn given(&self) -> Option<(PathBuf, &'static str)> {
         let argument = self.argument.as_deref().map(|path| (path, "--onnxruntime"));
         let variable = || Some((Path::new(self.variable.as_ref()?), "ORT_DYLIB_PATH"));
@@ -138,8 +138,7 @@ impl Search {
         )))
     }
 
-    /// What to do where there is no library that works: the one command that puts one where it is
-    /// found.
+    /// What to do without a working library: the one command that installs one where it is found.
     fn remedy(&self) -> String {
         let executable = self.executable.as_deref();
         let command = if executable.is_some_and(|file| built_in(file).is_some()) {
@@ -160,7 +159,7 @@ impl Search {
         format!("{command}--onnxruntime PATH and ORT_DYLIB_PATH name one")
     }
 
-    /// Every place that is searched, in the order of preference. All are absolute.
+    /// All searched places, in order of preference. All are absolute.
     fn places(&self) -> Vec<Place> {
         let executable = self.executable.as_deref();
         let beside = executable.and_then(Path::parent).map(Path::to_owned);
@@ -192,19 +191,19 @@ impl Search {
     }
 }
 
-/// A folder that is searched.
+/// A searched folder.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     folder: PathBuf,
     names: Names,
 }
 
-/// What the library may be called.
+/// File names of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
     /// `libonnxruntime.so`
     Plain,
-    /// That, or the same with a version behind it.
+    /// That, or with a version suffix.
     Versioned,
 }
 
@@ -266,19 +265,19 @@ fn site_packages(lib: &Path) -> Vec<PathBuf> {
         .filter(|folder| folder.is_dir())
         .collect();
     if folders.is_empty() {
-        // To name it among the places.
+        // Listed among the places.
         folders.push(lib.join("python3/site-packages").join(BELOW));
     }
     folders.sort();
     folders
 }
 
-/// Where Debian keeps the libraries of this kind of machine.
+/// Debian's library folder for this architecture.
 fn multiarch(folder: &str) -> PathBuf {
     Path::new(folder).join(format!("{}-linux-gnu", consts::ARCH))
 }
 
-/// The numbers behind the name of a library, which compare as versions do.
+/// The version numbers in a library's name, for comparison.
 fn version(file: &Path) -> Vec<u32> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.split('.')
@@ -286,13 +285,13 @@ fn version(file: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// `libonnxruntime.so`, as this system spells it.
+/// `libonnxruntime.so`, as named on this system.
 fn library_name() -> String {
     format!("{}onnxruntime{}", consts::DLL_PREFIX, consts::DLL_SUFFIX)
 }
 
-/// The library that a given path means. Absolute, because the loader would take a bare name for
-/// one to look up in the system's folders.
+/// The library at a given path. Absolute, because the loader would look up a bare name in the
+/// system's folders.
 fn library_at(given: &Path) -> PathBuf {
     let path = if given.is_dir() {
         given.join(library_name())
@@ -316,7 +315,7 @@ fn start(path: &Path) -> Result<Runtime, String> {
     let builder = ort::init_from(path).map_err(|error| error.to_string())?;
     let environment = builder
         .with_name("trommel")
-        // Not enough: the binary sets ORT_DISABLE_TELEMETRY before it gets here.
+        // Not sufficient: the binary sets ORT_DISABLE_TELEMETRY before.
         .with_telemetry(false)
         .build()
         .map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use crate::tensor_info::Float;
 use crate::wanted::Resolved;
 use crate::{Activation, InferError, InferErrorKind};
 
-/// Turns one image's logits into its answer. Owns its buffers, so one serves one thread.
+/// Turns one image's logits into its answer. Owns its buffers, so each serves one thread.
 #[derive(Debug)]
 pub(crate) struct Scorer {
     labels: Arc<[Arc<str>]>,
@@ -26,7 +26,7 @@ impl Scorer {
         }
     }
 
-    /// What [`Scorer::rank`] gives, with the names of the classes.
+    /// The result of [`Scorer::rank`], with the names of the classes.
     ///
     /// # Errors
     /// As [`Scorer::rank`].
@@ -52,11 +52,11 @@ impl Scorer {
         })
     }
 
-    /// The best classes by logit with their scores, the lower class first where two are equal. With
-    /// thresholds those whose scores reach theirs, or the best one alone if none does.
+    /// The best classes by logit with their scores; of equal ones the lower class comes first. With
+    /// thresholds, those that reach them, or only the best one if none does.
     ///
     /// # Errors
-    /// When a logit is infinite or no number: such an answer has no order.
+    /// If a logit is infinite or NaN: such an answer has no order.
     pub(crate) fn rank<F: Float>(
         &mut self,
         logits: &[F],
@@ -109,12 +109,12 @@ impl Scorer {
         Ok(ranked.map(move |&class| (class, score.of(logits[class as usize]))))
     }
 
-    /// The answer of an image whose best classes the device has chosen, as scores and numbers, the
-    /// best first.
+    /// The answer of an image whose best classes the device has chosen, as scores and numbers, best
+    /// first.
     ///
     /// # Errors
-    /// When a score is not a number, as all are when one logit is infinite or NaN, or a class is not one
-    /// of the model's.
+    /// If a score is NaN, as all are if one logit is infinite or NaN, or a class is not one of the
+    /// model's.
     pub(crate) fn chosen<'a>(
         &self,
         best: impl Iterator<Item = (&'a f32, &'a i64)>,
@@ -142,7 +142,7 @@ impl Scorer {
     }
 }
 
-/// An activation with what it needs to know of all logits.
+/// An activation with the statistics of all logits that it needs.
 enum Activated {
     Softmax { max: f32, sum: f32 },
     Sigmoid,

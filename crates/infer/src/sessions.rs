@@ -1,4 +1,4 @@
-//! Opening a model's sessions: as they are on the processor, between two small graphs on a device.
+//! Opens a model's sessions: unchanged on the CPU, between two small graphs on a device.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -24,8 +24,8 @@ use crate::version::VERSION_DIGITS;
 use crate::{Device, InferError, InferErrorKind, ModelOptions, Runtime, affinity, ends};
 
 impl ModelOptions {
-    /// Opens a session of next to nothing on each device, so that one that is not there, or that this
-    /// build of ONNX Runtime cannot use, is known before there is a model for it.
+    /// Opens a minimal session on each device, to detect a device that does not exist, or that this
+    /// build of ONNX Runtime does not support, before there is a model for it.
     ///
     /// Blocks: for seconds on a GPU.
     ///
@@ -49,11 +49,11 @@ impl ModelOptions {
     }
 }
 
-/// A session of a model as its file has it.
+/// A session of an unchanged model.
 #[derive(Debug)]
 pub(crate) struct Opened {
     session: Session,
-    /// Whether a GPU records what it does.
+    /// Whether a GPU records its work.
     graphs: bool,
 }
 
@@ -67,11 +67,11 @@ impl Opened {
 }
 
 impl Classifier {
-    /// What runs batches of up to `max_batch` images as instance `number`, on the device whose turn it is, in the session
-    /// `opened` if there is one.
+    /// The backend for batches of up to `max_batch` images as instance `number`, on the next device
+    /// in turn, with the session `opened` if given.
     ///
     /// # Errors
-    /// When a session cannot be opened.
+    /// If a session cannot be opened.
     pub(crate) fn backend(
         self: &Arc<Self>,
         opened: Option<Opened>,
@@ -96,11 +96,11 @@ impl Classifier {
         })
     }
 
-    /// A backend whose runs are looked at one by one, so that a GPU does not record them; they are
-    /// profiled into files that begin with `profile`, if that is given.
+    /// A backend for profiling single runs, so that a GPU does not record them; profiles are
+    /// written to files with the prefix `profile`, if given.
     ///
     /// # Errors
-    /// When a session cannot be opened.
+    /// If a session cannot be opened.
     pub(crate) fn measured_backend(
         self: &Arc<Self>,
         number: usize,
@@ -110,11 +110,11 @@ impl Classifier {
         self.backend(Some(self.open(number, profile, false)?), number, max_batch)
     }
 
-    /// A session of the model, as instance `number`; a GPU records what it does if `graphs` are wanted,
-    /// configured and possible.
+    /// A session of the model, as instance `number`; a GPU records its work if `graphs` are
+    /// requested, configured and possible.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     pub(crate) fn open(
         &self,
         number: usize,
@@ -135,7 +135,7 @@ impl Classifier {
             Ok::<_, InferError>(Opened { session, graphs })
         };
         match open(graphs) {
-            // ONNX Runtime has no code for that, but always these words.
+            // ONNX Runtime has no code for that, but always this message.
             Err(error) if graphs && error.to_string().contains("graph capture") => {
                 tracing::warn!("going on without CUDA graphs: {error}");
                 open(false)
@@ -144,7 +144,7 @@ impl Classifier {
         }
     }
 
-    /// The model's session between those of the graphs that stand around it.
+    /// The model's session between those of the surrounding graphs.
     fn surrounded(&self, model: Opened, number: usize) -> Result<Sessions, InferError> {
         let device = self.options.devices.of(number).without_engines();
         let gpu = match device.is_gpu() {
@@ -191,7 +191,7 @@ impl Classifier {
         })
     }
 
-    /// The folder for what TensorRT builds from this model for such a device; it is there then.
+    /// The folder for TensorRT's engines of this model on such a device, created if necessary.
     fn engine_cache(&self, device: Device) -> Result<Option<PathBuf>, InferError> {
         let (Device::TensorRt(number), Some(cache)) = (device, &self.options.cache) else {
             return Ok(None);
@@ -232,7 +232,7 @@ impl Classifier {
     }
 }
 
-/// A session of which only the inputs and outputs are looked at.
+/// A session used only for its inputs and outputs.
 pub(crate) fn describe(runtime: &Runtime, graph: &Graph) -> Result<Session, InferError> {
     let open = || {
         let builder = Session::builder(runtime.environment())?
@@ -301,7 +301,7 @@ fn refused(path: &Path, device: Device, error: &ort::Error) -> InferError {
     )
 }
 
-/// Says every while that it is not done, as building an engine can take minutes.
+/// Logs regularly that it is still working, as building an engine can take minutes.
 fn patiently<T>(model: &str, device: Device, work: impl FnOnce() -> T) -> T {
     const WHILE: Duration = Duration::from_secs(10);
     let (done, is_done) = sync_channel::<()>(0);

@@ -9,40 +9,40 @@ use crate::tensor_info::{Dim, Element, TensorInfo};
 use crate::towers::IMAGE_OUTPUTS;
 use crate::{InferError, InferErrorKind};
 
-/// How a model takes images and gives classes: the one input, the one output, and their types.
+/// A model's input of images and output of classes, and their types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) input: String,
     pub(crate) input_type: InputType,
     pub(crate) layout: Layout,
-    /// The batch that the model always runs, or nothing if it runs any.
+    /// The fixed batch size, or `None` if it is variable.
     pub(crate) fixed_batch: Option<NonZeroUsize>,
-    /// Empty of a model without classes.
+    /// Empty for a model without classes.
     pub(crate) output: String,
     pub(crate) output_type: OutputType,
 }
 
-/// The output that holds embeddings.
+/// The output with embeddings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Embedding {
     pub(crate) output: String,
     pub(crate) output_type: OutputType,
-    /// Values an image, if the model says so.
+    /// Values per image, if the model specifies them.
     width: Option<usize>,
-    /// Whether the output has a vector for each token, of which the first one describes the image.
+    /// Whether the output has a vector per token, the first of which describes the image.
     pub(crate) has_tokens: bool,
 }
 
 /// The order of a batch's values in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// One plane a channel.
+    /// One plane per channel.
     Nchw,
-    /// The channels of a pixel side by side.
+    /// Interleaved channels.
     Nhwc,
 }
 
-/// The type of an image's values on their way in.
+/// The type of an image's input values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InputType {
     F32,
@@ -87,10 +87,10 @@ impl OutputType {
 }
 
 impl Embedding {
-    /// Values an image.
+    /// Values per image.
     ///
     /// # Errors
-    /// When the model does not say.
+    /// If the model does not specify it.
     pub(crate) fn width(&self) -> ort::Result<usize> {
         self.width.ok_or_else(|| {
             ort::Error::new(format!(
@@ -111,9 +111,9 @@ impl Embedding {
         }
     }
 
-    /// Finds the embeddings among the outputs of a model without classes: the one that is named, else the
-    /// one of a name that towers for images use, else the only one of two dimensions; else, of a model
-    /// with a class token, the only one of three.
+    /// Finds the embeddings among the outputs of a model without classes: the specified one, else
+    /// one with a usual name of image towers, else the only one of two dimensions; else, for a
+    /// model with a class token, the only one of three.
     ///
     /// # Errors
     /// As [`Embedding::find`].
@@ -146,11 +146,11 @@ impl Embedding {
         Self::find(outputs, "", named)
     }
 
-    /// Finds the embeddings among a model's outputs: the one that is named, or else the only one of
-    /// two dimensions beside the classes.
+    /// Finds the embeddings among a model's outputs: the specified one, or else the only one of two
+    /// dimensions besides the classes.
     ///
     /// # Errors
-    /// Says what was expected, and lists all outputs.
+    /// What was expected, with a list of all outputs.
     pub(crate) fn find(
         outputs: &[TensorInfo],
         classes: &str,
@@ -186,7 +186,7 @@ const EXPECTED: &str = "expected an image classifier, with one input of images, 
                         u8[N, 3, height, width] or [N, height, width, 3], and an output of \
                         classes, f32 or f16[N, classes]";
 
-/// Why a model cannot be used as it is.
+/// Why a model cannot be used.
 struct Misfit {
     kind: InferErrorKind,
     why: String,
@@ -205,10 +205,11 @@ impl Misfit {
 }
 
 impl Signature {
-    /// Finds the images and the classes, if there are to be any, among a model's inputs and outputs.
+    /// Finds the images and the classes, if there should be any, among a model's inputs and
+    /// outputs.
     ///
     /// # Errors
-    /// Says what was expected, what does not fit, and lists all inputs and outputs.
+    /// What was expected and what does not fit, with a list of all inputs and outputs.
     pub(crate) fn find(
         inputs: &[TensorInfo],
         outputs: &[TensorInfo],
@@ -291,7 +292,7 @@ impl Signature {
         })
     }
 
-    /// The name and type of the output that holds the classes.
+    /// The name and type of the output with the classes.
     fn classes(outputs: &[TensorInfo], classes: usize) -> Result<(String, OutputType), Misfit> {
         let output = Self::classes_output(outputs, classes).map_err(Misfit::no_classifier)?;
         let name = &output.name;
@@ -306,8 +307,8 @@ impl Signature {
         }
     }
 
-    /// The output that holds the classes: the only one of two dimensions, or among several the one
-    /// called `logits`, or the only one with as many columns as there are labels.
+    /// The output with the classes: the only one of two dimensions, or among several the one called
+    /// `logits`, or the only one with as many columns as there are labels.
     fn classes_output(outputs: &[TensorInfo], classes: usize) -> Result<&TensorInfo, String> {
         let flat: Vec<_> = outputs
             .iter()
@@ -335,8 +336,8 @@ impl Signature {
 }
 
 impl Layout {
-    /// Tells the layout by which axis has 3 values. A model that fixes neither, as Hugging Face
-    /// Optimum writes them, is NCHW unless it calls its last axis channels.
+    /// Determines the layout by which axis has 3 values. If neither is fixed, as in models of
+    /// Hugging Face Optimum, it is NCHW unless the last axis is called channels.
     fn guess(first: &Dim, last: &Dim) -> Result<Self, &'static str> {
         match (first, last) {
             (Dim::Fixed(3), _) => Ok(Self::Nchw),
@@ -383,7 +384,7 @@ mod tests {
         channels: 3,
     };
 
-    /// `name type dim…`, where a dimension that is no number is a symbol.
+    /// `name type dim…`; a dimension that is not a number is a symbol.
     fn tensor(text: &str) -> TensorInfo {
         let mut words = text.split(' ');
         let name = words.next().unwrap().to_owned();

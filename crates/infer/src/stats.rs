@@ -3,36 +3,35 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// What an engine has done since it started. Warm-up is not counted.
+/// The work of an engine since it started, without warm-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct EngineStats {
-    /// Sessions side by side.
+    /// Parallel sessions.
     pub instances: usize,
-    /// Images in a full batch now: fewer than asked for where the device has no memory for so many, and
-    /// another number where it was learned.
+    /// Current images in a full batch: fewer than requested if they do not fit into the device's
+    /// memory, or another number if it was learned.
     pub max_batch: usize,
-    /// Batches that were formed and run.
+    /// Batches run.
     pub batches: u64,
     /// Images in them.
     pub images: u64,
-    /// Places in them that held no image, because the model always runs the same number.
+    /// Unused places in them, because the model has a fixed batch size.
     pub padded: u64,
-    /// Images that were run once more alone, because their batch failed as a whole.
+    /// Images that were run again alone, because their batch failed as a whole.
     pub retried: u64,
     /// Time spent on batches, from normalisation to scores, summed over the instances.
     pub compute: Duration,
-    /// Time since the start that was not spent on batches, summed over the instances. A batch counts
-    /// once it is answered.
+    /// Idle time since the start, summed over the instances. A batch counts once it is answered.
     pub idle: Duration,
-    /// Time between two batches of an instance although the next one was waiting: handing out
-    /// answers and taking the batch. Summed over the instances.
+    /// Time between two batches of an instance while the next one was waiting: handing out answers
+    /// and taking the batch. Summed over the instances.
     pub gaps: Duration,
     /// Images as a share of the places in full batches, 0 to 1; 0 before the first batch.
     pub fill: f64,
 }
 
 impl EngineStats {
-    /// The same of a model that has another beside it: the sessions and times of both.
+    /// The combined statistics of two models: sessions and times of both.
     pub(crate) fn beside(self, other: &Self) -> Self {
         Self {
             instances: self.instances + other.instances,
@@ -44,7 +43,7 @@ impl EngineStats {
     }
 }
 
-/// Sums that every instance adds to.
+/// Sums over all instances.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     batches: AtomicU64,
@@ -57,7 +56,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// `places` is what a full batch would hold.
+    /// `places` is the size of a full batch.
     pub(crate) fn batch(&self, images: usize, computed: usize, places: usize, took: Duration) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         self.images.fetch_add(images as u64, Ordering::Relaxed);
@@ -75,8 +74,8 @@ impl Counters {
         self.retried.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The sums after running for `elapsed`. Each is exact once the engine rests; while it works
-    /// they may be from moments a few microseconds apart.
+    /// The sums after running for `elapsed`. Each is exact once the engine is idle; while it works
+    /// they may be taken a few microseconds apart.
     pub(crate) fn read(
         &self,
         instances: usize,

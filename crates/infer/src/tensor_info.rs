@@ -25,7 +25,7 @@ pub enum Element {
     F16,
     /// Unsigned byte.
     U8,
-    /// Any other, by ONNX Runtime's name for it, or the name of something that is no tensor.
+    /// Any other, by ONNX Runtime's name for it, or the name of a value that is not a tensor.
     Other(String),
 }
 
@@ -33,9 +33,9 @@ pub enum Element {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Dim {
-    /// Always this long.
+    /// A fixed length.
     Fixed(u64),
-    /// As long as the input makes it; the name may be empty.
+    /// A variable length; the name may be empty.
     Dynamic(String),
 }
 
@@ -83,7 +83,7 @@ impl Element {
 }
 
 impl Dim {
-    /// Its length, if that is always the same.
+    /// Its length, if fixed.
     pub fn fixed(&self) -> Option<u64> {
         match self {
             Self::Fixed(length) => Some(*length),

@@ -1,4 +1,4 @@
-//! What an engine does to images before it computes, on its own, for those who count what it costs.
+//! An engine's work on images before inference, on its own, for instruction counts.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use crate::lanes::Lanes;
 use crate::pack::{Packed, Packer};
 use crate::signature::{InputType, Layout};
 
-/// Longest time that a batch waits; only a full one closes here.
+/// Longest wait of a batch; here only full batches close.
 const WAIT: Duration = Duration::MAX;
 
-/// Batches as an engine on a processor forms them, written as the planes of `f32` that most models take.
+/// Batches as formed by an engine on a CPU, written as the planes of `f32` that most models take.
 pub struct Assembly {
     lanes: Lanes<Bytes>,
     packer: Packer,
@@ -29,7 +29,8 @@ impl Assembly {
         }
     }
 
-    /// Takes an image, HWC bytes. Gives the tensor `f32[batch, 3, height, width]` that it completes.
+    /// Adds an image, HWC bytes. Returns the tensor `f32[batch, 3, height, width]` that it
+    /// completes.
     pub fn push(&mut self, pixels: Bytes) -> Option<&[f32]> {
         let now = Instant::now();
         self.lanes.push(Lane::Normal, pixels, now);

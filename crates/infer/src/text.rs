@@ -1,4 +1,4 @@
-//! Texts to embeddings: the tower for texts of a model with two.
+//! Embeds texts with a model's text tower.
 
 use std::borrow::Cow;
 use std::thread::available_parallelism;
@@ -19,9 +19,9 @@ use crate::towers::{
 };
 use crate::{InferError, InferErrorKind, Runtime};
 
-/// Texts in a batch.
+/// Texts per batch.
 const BATCH: usize = 32;
-/// Texts that are compared with images to find out how: of different lengths and meanings.
+/// Texts used to determine how they are compared with images: of different lengths and meanings.
 const PROBES: [&str; 6] = [
     "a",
     "a photo of a cat",
@@ -31,20 +31,20 @@ const PROBES: [&str; 6] = [
     "handwriting on old paper",
 ];
 
-/// A tower for texts, on the processor. Deterministic: the same text gives the same embedding, whatever
-/// else is asked for.
+/// A text tower on the CPU. Deterministic: the same text always gives the same embedding, whatever
+/// else is in the batch.
 pub(crate) struct TextTower {
     session: Session,
     tokenizer: Tokenizer,
-    /// The number of the token that fills up.
+    /// The number of the padding token.
     filling: Filling,
-    /// The files, as errors name them.
+    /// The files, as named in errors.
     files: TextFiles,
     inputs: Vec<TextInput>,
     output: String,
-    /// Texts that the graph always takes at once, if it takes no other number.
+    /// Fixed number of texts in the graph, if it has one.
     fixed_batch: Option<usize>,
-    /// Tokens that it always takes of a text.
+    /// Fixed number of tokens per text, if it has one.
     fixed_length: Option<usize>,
 }
 
@@ -61,11 +61,11 @@ enum InputKind {
     Tokens,
     Mask,
     Positions,
-    /// All zeros: which of two texts a token is of.
+    /// All zeros: which of two texts a token belongs to.
     Kinds,
 }
 
-/// A text as tokens, and whether it was cut.
+/// A tokenized text, and whether it was truncated.
 struct Tokens {
     ids: Vec<u32>,
     is_cut: bool,
@@ -75,7 +75,7 @@ impl TextTower {
     /// Opens the tower.
     ///
     /// # Errors
-    /// When a file is malformed, or the graph is no tower for texts.
+    /// If a file is malformed, or the graph is not a text tower.
     pub(crate) fn open(runtime: &Runtime, files: &TextFiles) -> Result<Self, InferError> {
         let graph = match files.is_shared {
             true => Graph::part(&files.file, &[TEXT_OUTPUTS[0]])?,
@@ -133,18 +133,18 @@ impl TextTower {
         })
     }
 
-    /// The embeddings of texts, `f32[texts, width]`, as the tower gives them. Texts beyond its longest
-    /// are cut, as Transformers does.
+    /// The embeddings of texts, `f32[texts, width]`, as output by the tower. Too long texts are
+    /// truncated, as in Transformers.
     ///
-    /// # Errors
+    /// If the tower fails, or its output is malformed.
     /// When the tower fails, or gives something else.
     pub(crate) fn embed(&mut self, texts: &[String]) -> Result<Vec<f32>, InferError> {
         let tokens = self.tokens(texts)?;
         self.run(&tokens)
     }
 
-    /// The embeddings of the labels of a set, `f32[labels, width]`, each of length 1: those of a label in
-    /// all sentences, averaged.
+    /// The embeddings of the labels of a set, `f32[labels, width]`, each of length 1: the average
+    /// over all sentences of a label.
     ///
     /// # Errors
     /// Names a label that is too long, or has no embedding.
@@ -188,7 +188,7 @@ impl TextTower {
         Ok(sums)
     }
 
-    /// Refuses an embedding without a direction.
+    /// Refuses an embedding of length 0.
     fn check(&self, vector: &[f32], label: &str) -> Result<(), InferError> {
         let length = length(vector);
         match length.is_finite() && length > 0.0 {
@@ -275,11 +275,11 @@ impl TextTower {
         )
     }
 
-    /// How the model compares images with texts: what its files say, or what a graph with both towers
-    /// does with a few texts.
+    /// How the model compares images with texts: given by its files, or measured on a graph with
+    /// both towers and a few texts.
     ///
     /// # Errors
-    /// When nothing says so.
+    /// If neither is available.
     pub(crate) fn scaling(
         &mut self,
         runtime: &Runtime,
@@ -317,7 +317,7 @@ impl TextTower {
         fit_line(&points).ok_or_else(|| failed("its outputs are no line over the cosines"))
     }
 
-    /// Cosines of images and texts, and what the model makes of them.
+    /// Cosines of images and texts, and the model's outputs for them.
     fn compare(&self, session: &mut Session, shape: Shape) -> Result<Vec<(f64, f64)>, String> {
         let texts = PROBES.map(str::to_owned);
         let tokens = self.tokens(&texts).map_err(|error| error.to_string())?;
@@ -339,7 +339,7 @@ impl TextTower {
                 Err(_) if input.shape.len() == 4 => {
                     let (height, width) = (shape.height as usize, shape.width as usize);
                     let image = 3 * height * width;
-                    // Stripes of different width, so that the images differ.
+                    // Stripes of different widths, so that the images differ.
                     let values = (0..rows).flat_map(|row| {
                         (0..image).map(move |place| ((place / (row + 1)) % 5) as f32 / 2.5 - 1.0)
                     });
@@ -416,7 +416,7 @@ impl TextInput {
 }
 
 impl TextInput {
-    /// What this input takes of texts that are filled up to `length` tokens, and rows of nothing behind them.
+    /// The values of this input for texts padded to `length` tokens, followed by empty rows.
     fn value(
         &self,
         texts: &[&Tokens],
@@ -445,7 +445,7 @@ impl TextInput {
     }
 }
 
-/// How texts are filled up.
+/// How texts are padded.
 #[derive(Debug, Clone, Copy)]
 struct Filling {
     token: u32,
@@ -453,7 +453,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// The token of a text that stands at a place of `length`; `None` where the text is filled up.
+    /// The token of a text at a position of `length`; `None` for padding.
     fn at(&self, place: usize, ids: &[u32], length: usize) -> Option<u32> {
         let before = match self.side {
             PaddingSide::Left => length.saturating_sub(ids.len()),
@@ -463,7 +463,7 @@ impl Filling {
     }
 }
 
-/// The tokenizer of the files, which cuts what is too long, and how texts are filled up.
+/// The tokenizer of the files, which truncates long texts, and how texts are padded.
 fn tokenizer(files: &TextFiles) -> Result<(Tokenizer, Filling), InferError> {
     let failed = |why: &dyn std::fmt::Display| {
         let message = format_args!("{}: {why}", files.tokenizer.display());
@@ -555,9 +555,9 @@ fn fit_line(points: &[(f64, f64)]) -> Option<Scaling> {
         .iter()
         .map(|point| (point.1 - scale * point.0 - bias).abs());
     let furthest = furthest.fold(0.0, f64::max);
-    // What is left of single precision.
+    // The error of single precision.
     let is_line = scale.is_finite() && scale > 0.0 && furthest <= 1e-3 * (1.0 + scale + bias.abs());
-    // A bias that is nothing but the error of the line.
+    // A bias within the error of the line.
     let bias = match bias.abs() < 1e-3 * (1.0 + scale) {
         true => 0.0,
         false => bias,

@@ -12,20 +12,21 @@ use crate::towers::{TextFiles, image_file, text_files};
 use crate::version::digest;
 use crate::{Head, InferError, InferErrorKind, Runtime};
 
-/// The tower for texts of a model with two, on the processor: what makes classes of labels. It is opened when
-/// the first text needs it.
+/// The text tower of a model, on the CPU, which turns labels into classes. It is opened when it is
+/// first needed.
 pub struct Texts {
     runtime: Runtime,
     files: TextFiles,
     shape: Shape,
-    /// Where embeddings of labels are kept, if they are.
+    /// Where embeddings of labels are cached, if they are.
     cache: Option<PathBuf>,
     tower: Mutex<Option<TextTower>>,
 }
 
 impl Texts {
-    /// That of the model in the folder `dir`, whose images are of `shape`. Embeddings of labels are kept in the
-    /// folder `cache`, and taken from there while tower, tokenizer, labels and templates stay the same.
+    /// The text tower of the model in the folder `dir`, whose images have `shape`. Embeddings of
+    /// labels are cached in the folder `cache`, for the same tower, tokenizer, labels and
+    /// templates.
     ///
     /// # Errors
     /// What is missing or malformed, with its remedy.
@@ -56,11 +57,11 @@ impl Texts {
         }
     }
 
-    /// The embeddings of texts, `f32[texts, width]`, as the model gives them. Texts that are longer than
-    /// it reads are cut. Blocks.
+    /// The embeddings of texts, `f32[texts, width]`, as output by the model. Too long texts are
+    /// truncated. Blocks.
     ///
     /// # Errors
-    /// When the model fails.
+    /// If the model fails.
     pub fn embed(&self, texts: &[String]) -> Result<Vec<f32>, InferError> {
         match texts.is_empty() {
             true => Ok(Vec::new()),
@@ -68,12 +69,13 @@ impl Texts {
         }
     }
 
-    /// What gives the classes of a set to embeddings of images. Blocks: for minutes with tens of thousands
-    /// of labels.
+    /// The head of a label set, for embeddings of images. Blocks: for minutes with tens of
+    /// thousands of labels.
     ///
     /// # Errors
-    /// [`Settings`](InferErrorKind::Settings) when the set is wrong, with the label;
-    /// [`ModelConfig`](InferErrorKind::ModelConfig) when nothing says how images and texts are compared.
+    /// [`Settings`](InferErrorKind::Settings) if the set is invalid, with the label;
+    /// [`ModelConfig`](InferErrorKind::ModelConfig) if it is unknown how images and texts are
+    /// compared.
     pub fn head(&self, set: &LabelSet) -> Result<Head, InferError> {
         if let Some(problem) = set.problem() {
             return Err(InferError::new(InferErrorKind::Settings, problem));
@@ -98,7 +100,7 @@ impl Texts {
         )
     }
 
-    /// The embeddings of a set's labels, out of the cache if they are there.
+    /// The embeddings of a set's labels, from the cache if possible.
     fn label_embeddings(&self, set: &LabelSet) -> Result<LabelEmbeddings, InferError> {
         let Some(cache) = &self.cache else {
             return self.compute(set);
@@ -131,7 +133,7 @@ impl Texts {
     fn key(&self, set: &LabelSet) -> Result<String, InferError> {
         let files = &self.files;
         let mut hash = Sha256::new();
-        // With its length before it, no text can pass for the next one's beginning.
+        // Preceded by its length, no text can be confused with the beginning of the next one.
         let mut add = |text: &[u8]| {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
@@ -143,7 +145,7 @@ impl Texts {
         let use_of_tower = (files.is_shared, files.max_length, files.fills_up);
         let filler_and_scaling = (&files.filler, files.scaling);
         add(format!("{use_of_tower:?} {filler_and_scaling:?}").as_bytes());
-        // Without scaling in the files it is measured, with images of this shape.
+        // If the files have no scale, it is measured, with images of this shape.
         if let (None, Some(both)) = (files.scaling, &files.both) {
             add(OnnxFile::read(both)?.hash.as_bytes());
             add(format!("{:?}", self.shape).as_bytes());

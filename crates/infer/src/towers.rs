@@ -1,4 +1,4 @@
-//! Models of two towers: which files of a folder hold the one for images and the one for texts.
+//! Models with two towers: finds the files of the image tower and the text tower.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,36 +11,36 @@ use crate::onnx_file::OnnxFile;
 use crate::version::find_file;
 use crate::{Activation, InferError, InferErrorKind};
 
-/// What a tower for texts is called, in the layout of transformers.js.
+/// File name of a text tower, in the layout of transformers.js.
 const TEXT_FILES: [&str; 2] = ["text_model.onnx", "onnx/text_model.onnx"];
-/// What a graph with both towers is called, in the layout of Optimum.
+/// File name of a graph with both towers, in the layout of Optimum.
 const BOTH_FILES: [&str; 2] = ["model.onnx", "onnx/model.onnx"];
-/// The input of a tower for texts.
+/// The input of a text tower.
 pub(crate) const TOKENS: &str = "input_ids";
-/// The outputs of a tower for images and of one for texts, in the order of preference.
+/// The outputs of an image tower and of a text tower, in order of preference.
 pub(crate) const IMAGE_OUTPUTS: [&str; 2] = ["image_embeds", "pooler_output"];
 pub(crate) const TEXT_OUTPUTS: [&str; 2] = ["text_embeds", "pooler_output"];
 /// The output of a graph with both towers that compares images with texts.
 pub(crate) const COMPARED: &str = "logits_per_image";
 
-/// The tower for texts in a model's folder, and how it is used.
+/// The text tower in a model's folder, and its settings.
 #[derive(Debug, Clone)]
 pub(crate) struct TextFiles {
-    /// The graph, and whether it holds the other tower too.
+    /// The graph, and whether it contains the other tower too.
     pub(crate) file: PathBuf,
     pub(crate) is_shared: bool,
     /// A graph with both towers, which shows how they are compared.
     pub(crate) both: Option<PathBuf>,
     pub(crate) tokenizer: PathBuf,
-    /// Most tokens of a text.
+    /// Most tokens per text.
     pub(crate) max_length: usize,
-    /// Whether every text is filled up to that length.
+    /// Whether every text is padded to that length.
     pub(crate) fills_up: bool,
     /// On which side.
     pub(crate) padding_side: PaddingSide,
-    /// Whether texts are lower-cased first, whatever `tokenizer.json` says.
+    /// Whether texts are lowercased first, whatever `tokenizer.json` says.
     pub(crate) lowers: bool,
-    /// The text of the token that fills up, or its number.
+    /// The padding token, as text or number.
     pub(crate) filler: Option<Filler>,
     pub(crate) scaling: Option<Scaling>,
     /// How the comparison becomes scores.

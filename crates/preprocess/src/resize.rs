@@ -12,30 +12,30 @@ use crate::geometry::{Window, crop_offset};
 use crate::kernel::{self, Arithmetic, Axis, Level};
 use crate::{ChannelOrder, Crop, Plan, Resample};
 
-/// Resizes and crops, and keeps its buffers for the next image.
+/// Resizes and crops, and reuses its buffers.
 pub(crate) struct Scaler {
     level: Level,
-    /// For processors that the kernel has no instructions for.
+    /// For processors without kernel instructions.
     resizer: Resizer,
-    /// Worked out for the sizes met last.
+    /// Cached for the most recent sizes.
     axes: HashMap<AxisKey, Arc<Axis>>,
     /// After the first pass.
     halfway: Vec<u8>,
 }
 
-/// An upright RGB image, or as much of it as was decoded.
+/// An upright RGB image, or its decoded part.
 pub(crate) struct Source<'a> {
     pub(crate) pixels: &'a RgbImage,
     /// `(width, height)` of the whole image.
     pub(crate) size: (u32, u32),
-    /// The part that the pixels are.
+    /// The part in the pixels.
     pub(crate) window: &'a Window,
 }
 
-/// Sizes whose axes are kept.
+/// Number of cached sizes.
 const KEPT_AXES: usize = 16;
 
-/// What an [`Axis`] is made from.
+/// The parameters of an [`Axis`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct AxisKey {
     from: u32,
@@ -60,12 +60,12 @@ impl Scaler {
         }
     }
 
-    /// Bytes of memory that the buffers hold.
+    /// Bytes of memory in the buffers.
     pub(crate) fn held(&self) -> usize {
         self.halfway.capacity() + self.resizer.size_of_internal_buffers()
     }
 
-    /// The pixels of an image of `size` that [`Scaler::run`] looks at.
+    /// The pixels of an image of `size` that [`Scaler::run`] needs.
     pub(crate) fn needs(&self, size: (u32, u32), target: (u32, u32), plan: &Plan) -> Window {
         if self.level == Level::Scalar {
             return Window::whole(size); // `fast_image_resize` takes all of it
@@ -78,7 +78,7 @@ impl Scaler {
         }
     }
 
-    /// The size `(width, height)` of what is made of an image that is scaled to `target`.
+    /// The size `(width, height)` of the result for an image that is scaled to `target`.
     pub(crate) fn makes(&self, target: (u32, u32), plan: &Plan) -> (u32, u32) {
         let kept = self.kept(target, plan);
         (kept.columns.len() as u32, kept.rows.len() as u32)
@@ -122,7 +122,7 @@ impl Scaler {
         )
     }
 
-    /// The part of the scaled image that is made. What lies outside the crop is not.
+    /// The part of the scaled image that is computed: only that inside the crop.
     fn kept(&self, target: (u32, u32), plan: &Plan) -> Window {
         let Some(crop) = plan.crop else {
             return Window::whole(target);
@@ -190,7 +190,7 @@ impl Scaler {
         scaled
     }
 
-    /// What is done along one axis.
+    /// The operation along one axis.
     fn pass(&mut self, key: AxisKey) -> Pass {
         let level = self.level;
         let scaling = (key.from != key.to).then(|| {
@@ -217,16 +217,16 @@ impl Scaler {
     }
 }
 
-/// One axis of an image: what becomes of it.
+/// One axis of an image, and its scaling.
 struct Pass {
     key: AxisKey,
-    /// `None` where its pixels stay as they are.
+    /// `None` if its pixels stay unchanged.
     scaling: Option<Arc<Axis>>,
     level: Level,
 }
 
 impl Pass {
-    /// The source pixels that are looked at, counted from the first one given.
+    /// The required source pixels, relative to the first given one.
     fn needs(&self) -> Range<u32> {
         match &self.scaling {
             Some(axis) => axis.needs(),
@@ -237,7 +237,7 @@ impl Pass {
         }
     }
 
-    /// Scales or cuts rows of pixels; `false` where there is nothing to do.
+    /// Scales or crops rows of pixels; `false` if there is nothing to do.
     fn columns(&self, resizer: &mut Resizer, source: &[u8], target: &mut Vec<u8>) -> bool {
         let AxisKey {
             from, given, kept, ..
@@ -271,8 +271,8 @@ impl Pass {
         true
     }
 
-    /// Scales columns of pixels, of which `source` holds the rows from a number on; `false` where
-    /// there is nothing to do.
+    /// Scales columns of pixels; `source` has the rows from a number on; `false` if there is
+    /// nothing to do.
     fn rows(
         &self,
         resizer: &mut Resizer,
@@ -295,12 +295,12 @@ impl Pass {
         true
     }
 
-    /// Whether a pass is done by `fast_image_resize`: where the kernel has no instructions of this
+    /// Whether `fast_image_resize` is used for a pass: if the kernel has no instructions of this
     /// processor for it, and the image is large.
     ///
-    /// Its weights have fewer bits than Pillow's, so about 3 values in a thousand are one level off.
-    /// Where an image is enlarged a second pass can double that, and its `Box` and `Nearest` take
-    /// other pixels than Pillow's: those are done exactly, and so is what is small.
+    /// Its weights have fewer bits than Pillow's, so about 3 values in a thousand differ by one
+    /// level. Enlarging in a second pass can double that, and its `Box` and `Nearest` choose other
+    /// pixels than Pillow's: those passes, and small ones, are computed exactly.
     fn is_fast(&self, length: usize) -> bool {
         let AxisKey {
             from,
@@ -321,17 +321,17 @@ impl Pass {
     }
 }
 
-/// Multiplications up to which a pass is done by the scalar kernel: about 0.2 ms.
+/// Most multiplications of a pass in the scalar kernel: about 0.2 ms.
 const EXACT_MULTIPLICATIONS: f64 = 300_000.0;
 
-/// Some rows of an image of `width` columns, of which `source` holds those from `first` on.
+/// Some rows of an image of `width` columns; `source` has those from `first` on.
 fn lines<'a>(source: &'a [u8], first: u32, width: usize, rows: &Range<u32>) -> &'a [u8] {
     let at = |row: u32| 3 * width * (row - first) as usize;
     &source[at(rows.start)..at(rows.end)]
 }
 
-/// Whether the rows are scaled before the columns. Pillow 13 does so where the height shrinks, and
-/// by more than twice as many pixels as the width (`ImagingResampleInner`); torchvision never.
+/// Whether rows are scaled before columns. Pillow 13 does so if the height shrinks, and by more than
+/// twice as many pixels as the width (`ImagingResampleInner`); torchvision never does.
 fn rows_first(size: (u32, u32), target: (u32, u32), arithmetic: Arithmetic) -> bool {
     let shrinks = |from: u32, to: u32| i64::from(from) - i64::from(to);
     let (width, height) = (shrinks(size.0, target.0), shrinks(size.1, target.1));
@@ -367,7 +367,7 @@ fn options(filter: Resample) -> ResizeOptions {
     ResizeOptions::new().resize_alg(algorithm).use_alpha(false)
 }
 
-/// Where the crop begins in an image scaled to `target`: column and row.
+/// The start of the crop in an image scaled to `target`: column and row.
 fn place(target: (u32, u32), plan: &Plan) -> (i64, i64) {
     plan.crop.map_or((0, 0), |crop| {
         let offset = |size, kept| crop_offset(size, kept, crop.rounding);
@@ -382,13 +382,13 @@ struct Picture {
     height: usize,
 }
 
-/// The window of a crop that begins at `place`, filled up where the picture is smaller.
+/// The window of a crop that begins at `place`, padded if the picture is smaller.
 fn cut(picture: Picture, (left, top): (i64, i64), crop: Crop) -> Vec<u8> {
     let is_whole = (picture.width, picture.height) == (crop.width as usize, crop.height as usize);
     if is_whole && (left, top) == (0, 0) {
         return picture.pixels;
     }
-    // Columns of the picture that are kept, and where they land.
+    // The kept columns of the picture, and their destination.
     let from = left.max(0) as usize;
     let to = (-left).max(0) as usize;
     let count = (picture.width - from).min(crop.width as usize - to);
@@ -414,7 +414,7 @@ mod tests {
     use super::*;
     use crate::geometry::{Resize, Rounding};
 
-    /// Large passes are done by `fast_image_resize` where the kernel has no instructions.
+    /// Large passes use `fast_image_resize` if the kernel has no instructions.
     #[test]
     fn without_instructions_for_the_kernel_it_is_one_level_at_most() {
         let pixel = |x: u32, y: u32| image::Rgb([x, y, x * y].map(|value| (value * 7 % 251) as u8));

@@ -5,11 +5,11 @@ use turbojpeg::{Image, PixelFormat, Subsamp};
 
 use crate::{Limits, Mode, Plan, PrepareError, Preparer, Resize};
 
-/// Quality of a thumbnail, of 100.
+/// JPEG quality of thumbnails.
 const QUALITY: i32 = 82;
 
-/// Makes a small JPEG of an image, upright, whose longer side has `side` pixels. Gives it with its
-/// `(width, height)`.
+/// Makes a small upright JPEG of an image, with `side` pixels on its longer side. Returns it with
+/// its `(width, height)`.
 ///
 /// # Errors
 /// As [`Preparer::decode`].

@@ -1,4 +1,4 @@
-//! Kinds of TIFF that `image` does not read, or reads in another way than Pillow.
+//! Kinds of TIFF that `image` does not read, or reads differently from Pillow.
 
 use std::io::{Cursor, ErrorKind as IoErrorKind};
 
@@ -9,20 +9,20 @@ use trommel_types::ErrorKind;
 use crate::PrepareError;
 use crate::tiff_tags::{BLACK_IS_ZERO, PALETTE, RGB, Tags, WHITE_IS_ZERO};
 
-/// How the samples of an image become colours.
+/// How samples become colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// An index into the colour map, of so many bits.
+    /// A colour map index of this many bits.
     Palette(u8),
-    /// Gray of two or four bits; whether white is zero.
+    /// Gray of two or four bits, and whether white is zero.
     Gray(u8, bool),
-    /// Gray whose values are cut off at 255: 16 or 32 bits, with or without sign, floating point.
+    /// Gray clipped at 255: 16 or 32 bits, signed or unsigned, or floating point.
     Clipped,
-    /// Gray with a sample that is left out.
+    /// Gray with an additional sample that is dropped.
     GrayAnd,
-    /// Colours of 8 bits that were multiplied by their alpha.
+    /// 8-bit colours premultiplied by their alpha.
     Associated8,
-    /// The same of 16 bits.
+    /// The same with 16 bits.
     Associated16,
 }
 
@@ -38,7 +38,7 @@ impl Kind {
             (WHITE_IS_ZERO | BLACK_IS_ZERO, 1, [bits @ (2 | 4)]) => {
                 Self::Gray(*bits as u8, tags.photometric == WHITE_IS_ZERO)
             }
-            // Pillow does not turn these round.
+            // Pillow does not invert these.
             (WHITE_IS_ZERO, 1, [16]) | (WHITE_IS_ZERO | BLACK_IS_ZERO, 3, [32]) => Self::Clipped,
             (BLACK_IS_ZERO, 2, [16]) | (BLACK_IS_ZERO, 1 | 2, [32]) => Self::Clipped,
             (BLACK_IS_ZERO, 1, [8, 8]) if matches!(tags.extra[..], [0 | 2]) => Self::GrayAnd,
@@ -49,11 +49,10 @@ impl Kind {
     }
 }
 
-/// Decodes an image of a kind that is read here into RGB, as Pillow's `convert("RGB")` has it.
+/// Decodes an image of a kind that is read here to RGB, like Pillow's `convert("RGB")`.
 ///
 /// # Errors
-/// When it is cut off, damaged, takes more than `memory` bytes, or is compressed in a way that is
-/// not read.
+/// If it is truncated, damaged, takes more than `memory` bytes, or has an unsupported compression.
 pub(crate) fn decode(
     bytes: &[u8],
     tags: &Tags,
@@ -108,7 +107,7 @@ pub(crate) fn decode(
     }
 }
 
-/// The samples of rows that begin at whole bytes, as colours.
+/// The samples of byte-aligned rows, as colours.
 fn expand(samples: &[u8], bits: u8, width: u32, color: impl Fn(u8) -> [u8; 3]) -> Vec<u8> {
     let row = (width as usize * usize::from(bits)).div_ceil(8);
     let mask = (1_u16 << bits) - 1;
@@ -126,7 +125,7 @@ fn gray(values: impl IntoIterator<Item = u8>) -> Vec<u8> {
     values.into_iter().flat_map(|value| [value; 3]).collect()
 }
 
-/// Values cut off at 0 and 255, of floating point without their fraction.
+/// Values clipped at 0 and 255; floats are truncated.
 fn clipped(samples: DecodingResult) -> Result<Vec<u8>, PrepareError> {
     fn all<T: Copy>(samples: &[T], to_byte: impl Fn(T) -> u8) -> Vec<u8> {
         samples.iter().map(|sample| to_byte(*sample)).collect()
@@ -134,7 +133,7 @@ fn clipped(samples: DecodingResult) -> Result<Vec<u8>, PrepareError> {
     Ok(match samples {
         DecodingResult::U16(samples) => all(&samples, |value| value.min(255) as u8),
         DecodingResult::I16(samples) => all(&samples, |value| value.clamp(0, 255) as u8),
-        // Pillow reads them as if they had a sign.
+        // Pillow reads them as signed.
         DecodingResult::U32(samples) => all(&samples, |value| (value as i32).clamp(0, 255) as u8),
         DecodingResult::I32(samples) => all(&samples, |value| value.clamp(0, 255) as u8),
         DecodingResult::F32(samples) => all(&samples, |value| value as u8),
@@ -145,7 +144,7 @@ fn clipped(samples: DecodingResult) -> Result<Vec<u8>, PrepareError> {
     })
 }
 
-/// Colours without their alpha, that they were multiplied by.
+/// Colours divided by their premultiplied alpha.
 fn divided(samples: Vec<u8>) -> Vec<u8> {
     let (pixels, _) = samples.as_chunks::<4>();
     let color = |&[red, green, blue, alpha]: &[u8; 4]| {
@@ -157,7 +156,7 @@ fn divided(samples: Vec<u8>) -> Vec<u8> {
     pixels.iter().flat_map(color).collect()
 }
 
-/// Says what a TIFF is that is not read, and what to do about it.
+/// Describes an unsupported TIFF, and the remedy.
 pub(crate) fn unsupported(tags: &Tags) -> PrepareError {
     let message = format!(
         "TIFF: {} is not read; convert it to 8-bit RGB with LZW compression (such as by `magick IN -depth 8 -compress LZW OUT.tif`)",

@@ -1,8 +1,8 @@
-//! What the first directory of a TIFF file says of its image.
+//! The first directory of a TIFF file.
 
 use std::borrow::Cow;
 
-/// The photometric interpretations that are distinguished.
+/// Photometric interpretations.
 pub(crate) const WHITE_IS_ZERO: u64 = 0;
 pub(crate) const BLACK_IS_ZERO: u64 = 1;
 pub(crate) const RGB: u64 = 2;
@@ -17,10 +17,10 @@ const COLOR_MAP: u64 = 320;
 const EXTRA: u64 = 338;
 const FORMAT: u64 = 339;
 
-/// Values of one tag that are read at most: a colour map of 8 bits has 768.
+/// Most values read from one tag: a colour map of 8 bits has 768.
 const MOST_VALUES: u64 = 1024;
 
-/// The tags of an image, with their defaults where they are missing.
+/// The tags of an image, with defaults for missing ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tags {
     pub(crate) photometric: u64,
@@ -30,18 +30,18 @@ pub(crate) struct Tags {
     pub(crate) bits: Vec<u64>,
     /// 1: unsigned, 2: signed, 3: floating point; of the first sample.
     pub(crate) format: u64,
-    /// What samples there are beyond the colours: 1 is alpha that they were multiplied by.
+    /// Additional samples besides the colours: 1 is premultiplied alpha.
     pub(crate) extra: Vec<u64>,
-    /// Whether all samples of a pixel stand together.
+    /// Whether the samples of a pixel are interleaved.
     pub(crate) interleaved: bool,
     /// Red, then green, then blue, 16 bits each.
     pub(crate) color_map: Vec<u64>,
-    /// Where the photometric interpretation stands in the file.
+    /// Position of the photometric interpretation in the file.
     photometric_at: usize,
     big_endian: bool,
 }
 
-/// Reads numbers of a file in its byte order.
+/// Reads numbers in the file's byte order.
 #[derive(Clone, Copy)]
 struct Numbers<'a> {
     bytes: &'a [u8],
@@ -61,7 +61,7 @@ impl Numbers<'_> {
 }
 
 impl Tags {
-    /// Reads them; `None` where the directory is no TIFF's or cut off.
+    /// Reads the tags; `None` if the directory is malformed or truncated.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let big_endian = match bytes.get(..2)? {
             b"II" => false,
@@ -74,7 +74,7 @@ impl Tags {
             43 => true,
             _ => return None,
         };
-        // Large files have wider counts and offsets.
+        // BigTIFF has wider counts and offsets.
         let word = if is_big { 8 } else { 4 };
         let directory = numbers.at(if is_big { 8 } else { 4 }, word)?;
         let count_size = if is_big { 8 } else { 2 };

@@ -66,11 +66,11 @@ impl Mirror {
         }
     }
 
-    /// Makes the copy of one folder equal to what is in the bucket now. Files that have not changed
-    /// are not fetched again.
+    /// Updates the copy of one folder to the bucket's current contents. Unchanged files are not
+    /// fetched again.
     ///
     /// # Errors
-    /// When the bucket cannot be read, or the copy not written.
+    /// If the bucket cannot be read, or the copy cannot be written.
     pub fn update(&self, folder: &str) -> Result<(), StorageError> {
         let dir = self.root.join(folder);
         let failed = |error| StorageError::write(&dir, error);
@@ -137,7 +137,7 @@ impl Mirror {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file atomically.
 fn replace(
     path: &Path,
     write: impl FnOnce(&mut NamedTempFile) -> io::Result<()>,

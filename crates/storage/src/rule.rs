@@ -1,23 +1,23 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Which places may be read that nobody has named: those that redirects lead to and patterns match.
-/// By default all of them.
+/// Which places may be read that the user has not named: targets of redirects, and matches of
+/// patterns. By default all of them.
 #[derive(Clone, Default)]
 pub struct PlaceRule(Option<Arc<Rule>>);
 
 type Rule = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 
 impl PlaceRule {
-    /// Asks `rule` about the uri of each place; it gives the reason why one is refused.
+    /// Calls `rule` with the uri of each place; it returns the reason for a refusal.
     pub fn new(rule: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(rule)))
     }
 
-    /// Asks about the place at a uri.
+    /// Checks the place at a uri.
     ///
     /// # Errors
-    /// The reason why it may not be read.
+    /// Why it may not be read.
     pub fn check(&self, uri: &str) -> Result<(), String> {
         self.0.as_ref().map_or(Ok(()), |rule| rule(uri))
     }

@@ -9,20 +9,20 @@ use futures::stream::BoxStream;
 use crate::StorageError;
 use crate::s3::Object;
 
-/// Which bytes of an object are read, and under which condition.
+/// The part of an object to read, and under which condition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Get {
-    /// These bytes of it; all by default.
+    /// The range; all bytes by default.
     pub range: Option<Range<u64>>,
-    /// Only while it is this version.
+    /// Only in this version.
     pub if_match: Option<String>,
-    /// At most so many bytes; all by default.
+    /// Size limit; none by default.
     pub at_most: Option<u64>,
 }
 
-/// Objects by key below one root: a folder, or a prefix of a bucket.
+/// Objects by key below one root: a folder, or a bucket prefix.
 ///
-/// A write is whole or does not happen, and is durable on return. All kinds pass one contract, in
+/// Writes are atomic, and durable on return. All implementations pass one contract, in
 /// `tests/stores.rs`.
 #[async_trait]
 pub trait ObjectStore: Debug + Send + Sync {

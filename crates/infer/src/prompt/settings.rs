@@ -15,11 +15,11 @@ use crate::onnx_file::hex;
 use crate::version::VERSION_DIGITS;
 use crate::{InferError, InferErrorKind};
 
-/// How a server is made to answer with one of the choices and nothing else.
+/// How a server is constrained to the choices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Constrain {
-    /// Not at all: an answer that is no choice is a failed row.
+    /// Not at all: any other answer gives a failed row.
     None,
     /// `guided_choice`: vLLM up to 0.11, LMDeploy.
     GuidedChoice,
@@ -33,7 +33,7 @@ pub(crate) enum Constrain {
     Grammar,
 }
 
-/// What is written in the section.
+/// The keys of the section.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Section {
@@ -54,7 +54,7 @@ struct Section {
     image_first: bool,
     #[serde(default = "yes")]
     logprobs: bool,
-    // These five are checked where images are prepared.
+    // Checked where images are prepared.
     family: Option<String>,
     image_tokens: Option<u64>,
     max_pixels: Option<u64>,
@@ -90,35 +90,35 @@ fn yes() -> bool {
     true
 }
 
-/// A folder's prompt, read and checked.
+/// A folder's prompt, validated.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// Addresses of the servers, each with the path of its API and no slash at the end.
+    /// Addresses of the servers, each with the path of its API, without a trailing slash.
     pub(crate) urls: Vec<String>,
     pub(crate) key: Option<Key>,
-    /// What decides rows, and so the version.
+    /// Everything that affects rows, and so the version.
     pub(crate) asked: Asked,
-    /// Requests in flight to one server at most.
+    /// Most requests in flight to one server.
     pub(crate) max_concurrency: usize,
-    /// Longest time that one request may take.
+    /// Time limit of one request.
     pub(crate) timeout: Duration,
-    /// Longest time that all requests for an image may take.
+    /// Time limit of all requests for an image.
     pub(crate) deadline: Duration,
-    /// Longest time without any answer, after which the job ends.
+    /// Longest time without any answer before the job ends.
     pub(crate) outage: Duration,
-    /// Prices of a million tokens that are read and written.
+    /// Prices per million input and output tokens.
     pub(crate) prices: Option<(f64, f64)>,
     /// Files next to `trommel.toml` that were read.
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// What is asked, and of whom: everything that decides rows.
+/// The request: everything that affects rows.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Asked {
     pub(crate) model: String,
     pub(crate) text: String,
     pub(crate) system: Option<String>,
-    /// Empty if any answer will do.
+    /// Empty if any answer is accepted.
     pub(crate) choices: Arc<[Arc<str>]>,
     pub(crate) constrain: Constrain,
     pub(crate) max_tokens: u32,
@@ -131,7 +131,7 @@ pub(crate) struct Asked {
     images: SentAs,
 }
 
-/// The family, the pixels and tokens at most, the encoding and its quality, as they are written.
+/// The family, the limits of pixels and tokens, the encoding and its quality, as written.
 type SentAs = (
     Option<String>,
     Option<u64>,
@@ -177,7 +177,7 @@ pub(crate) fn is_prompt(dir: &Path) -> bool {
     let Ok(text) = fs::read_to_string(dir.join("trommel.toml")) else {
         return false;
     };
-    // What is malformed is reported when it is read; it may well be meant as a prompt.
+    // Malformed files are reported when they are read; they may well be meant as prompts.
     match text.parse::<toml::Table>() {
         Ok(table) => table.contains_key("prompt"),
         Err(_) => text.lines().any(|line| line.trim() == "[prompt]"),
@@ -185,10 +185,10 @@ pub(crate) fn is_prompt(dir: &Path) -> bool {
 }
 
 impl Settings {
-    /// Reads the section of the folder `dir`, without its key.
+    /// Reads the section in the folder `dir`, without its key.
     ///
     /// # Errors
-    /// When it is malformed or contradicts itself, with the key and the remedy.
+    /// If it is malformed or contradicts itself, with the key and the remedy.
     pub(crate) fn read(dir: &Path) -> Result<Self, InferError> {
         let path = dir.join("trommel.toml");
         let invalid = |why: &str| invalid(&path, why);

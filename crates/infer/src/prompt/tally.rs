@@ -1,4 +1,4 @@
-//! What servers were asked and what that came to.
+//! Counts requests to servers and their tokens.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,39 +9,39 @@ use serde::Serialize;
 use super::answer::Tokens;
 use crate::metrics::{PROMPT_REQUESTS, PROMPT_TOKENS};
 
-/// What a prompt has been asked since its engine started.
+/// The requests of a prompt since its engine started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PromptStats {
-    /// Images that were answered, also outside the choices.
+    /// Images that were answered, including answers outside the choices.
     pub answers: u64,
-    /// Requests that were sent.
+    /// Requests sent.
     pub requests: u64,
-    /// Of these, refused because the server had enough (429, 503).
+    /// Of these, refused because the server was busy (429, 503).
     pub busy: u64,
-    /// Of these, failed at the server, or answered with something that is no answer.
+    /// Of these, failed at the server, or answered with an invalid response.
     pub failed: u64,
     /// Of these, not answered in time.
     pub timed_out: u64,
-    /// Of these, for which no connection came about.
+    /// Of these, without a connection.
     pub unreachable: u64,
-    /// Tokens that were read, as the servers count them.
+    /// Input tokens, as counted by the servers.
     pub prompt_tokens: u64,
-    /// Of these, known from earlier requests.
+    /// Of these, cached by the servers.
     pub cached_tokens: u64,
-    /// Tokens that were written.
+    /// Output tokens.
     pub completion_tokens: u64,
-    /// What they cost, in the currency of `price-in` and `price-out`, if these are set.
+    /// Their cost, in the currency of `price-in` and `price-out`, if these are set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<f64>,
-    /// Requests in flight at once at most so far.
+    /// Most requests in flight at once so far.
     pub peak: u64,
-    /// Requests that may be in flight now, over all servers.
+    /// Current limit of requests in flight, over all servers.
     pub concurrency: u64,
     /// Servers.
     pub servers: u64,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     Answered,
@@ -95,7 +95,7 @@ impl Tally {
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// A request that was begun is over, or was given up.
+    /// A request has ended, or was abandoned.
     pub(crate) fn over(&self, took: Duration) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);

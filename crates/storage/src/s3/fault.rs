@@ -1,4 +1,4 @@
-//! What a failed request means: refused for good, or worth another attempt.
+//! The meaning of a failed request: permanent, or worth another attempt.
 
 use std::error::Error;
 
@@ -10,7 +10,8 @@ use super::Location;
 use crate::error::words;
 use crate::{StorageError, StorageErrorKind};
 
-/// Codes of faults that pass: the store is busy, or the clock or the credentials are a moment off.
+/// Codes of temporary errors: the store is busy, or the clock or the credentials are momentarily
+/// wrong.
 const PASSING: [&str; 12] = [
     "ExpiredToken",
     "InternalError",
@@ -26,12 +27,12 @@ const PASSING: [&str; 12] = [
     "TooManyRequests",
 ];
 
-/// Whether another attempt at a request that was answered like this may succeed.
+/// Whether another attempt at a request with this response may succeed.
 fn passes(code: &str, status: Option<u16>) -> bool {
     PASSING.contains(&code) || matches!(status, Some(408 | 425 | 429 | 500..))
 }
 
-/// Has the client repeat what its own rules take for a refusal.
+/// Makes the client retry responses that its own rules treat as permanent.
 #[derive(Debug)]
 pub(super) struct Passing;
 
@@ -60,13 +61,13 @@ impl ClassifyRetry for Passing {
     }
 }
 
-/// The code in the XML of an error.
+/// The code in an XML error.
 fn code_of(body: &[u8]) -> Option<&str> {
     let (_, code) = str::from_utf8(body).ok()?.split_once("<Code>")?;
     Some(code.split_once("</Code>")?.0)
 }
 
-/// The kind of a fault, and the remedy where there is one.
+/// The kind of an error, and its remedy, if any.
 fn meaning(code: &str, status: Option<u16>) -> Option<(StorageErrorKind, &'static str)> {
     Some(match (code, status) {
         _ if passes(code, status) => (StorageErrorKind::Unreadable, ""),
@@ -102,7 +103,7 @@ pub(super) fn unreadable(message: String) -> StorageError {
     StorageError::new(StorageErrorKind::Unreadable, message)
 }
 
-/// What a request's failure means, in words that name the object and the remedy.
+/// The meaning of a failed request, with the object and the remedy.
 pub(super) fn failed<E>(verb: &str, object: &Location, error: &SdkError<E>) -> StorageError
 where
     E: ProvideErrorMetadata + Error + 'static,
@@ -125,7 +126,7 @@ where
         }
     });
     let told = if matches!(error, SdkError::DispatchFailure(_)) && remedy.is_empty() {
-        // What lies above the last cause names layers of the client.
+        // The outer causes name layers of the client.
         let mut cause: &dyn Error = error;
         while let Some(next) = cause.source() {
             cause = next;

@@ -1,4 +1,4 @@
-//! Objects in S3, and in other stores that speak its protocol.
+//! Objects in S3 and compatible stores.
 
 mod fault;
 mod store;
@@ -27,8 +27,8 @@ pub use self::store::S3Store;
 use crate::error::words;
 use crate::{StorageError, StorageErrorKind, background};
 
-/// How S3 is reached. Credentials come from where all AWS tools look for them: the environment,
-/// the profile files, the role of the machine or pod.
+/// Connection to S3. Credentials are found as by all AWS tools: in the environment, the profile
+/// files, or the role of the machine or pod.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct S3Config {
@@ -48,7 +48,7 @@ pub struct S3Config {
     pub attempts: u32,
     /// Size above which a part of rows is uploaded in pieces, in parallel. Default: 64 MiB.
     pub multipart_bytes: u64,
-    /// Key and secret instead of those that the environment holds; never read from a file.
+    /// Key and secret that override the environment; never read from a file.
     #[serde(skip)]
     pub credentials: Option<(String, String)>,
 }
@@ -79,14 +79,14 @@ impl Default for S3Config {
 }
 
 impl S3Config {
-    /// Signs by this key, whatever the environment holds.
+    /// Signs with this key, regardless of the environment.
     #[must_use]
     pub fn with_credentials(mut self, access_key: &str, secret_key: &str) -> Self {
         self.credentials = Some((access_key.to_owned(), secret_key.to_owned()));
         self
     }
 
-    /// All that is wrong with it, one sentence each; empty when it can be used.
+    /// All problems, one sentence each; empty if it is valid.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if let Some(endpoint) = &self.endpoint
@@ -110,7 +110,7 @@ impl S3Config {
     }
 }
 
-/// An object's place.
+/// The location of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     /// Its bucket.
@@ -120,7 +120,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Reads `s3://bucket/key`; the key may be empty.
+    /// Parses `s3://bucket/key`; the key may be empty.
     pub fn parse(uri: &str) -> Option<Self> {
         let (bucket, key) = match uri.strip_prefix("s3://")?.split_once('/') {
             Some((bucket, key)) => (bucket, key),
@@ -158,11 +158,11 @@ pub struct Object {
     pub etag: Option<String>,
 }
 
-/// A page of a listing, and where the next one begins.
+/// A page of a listing, and the start of the next one.
 pub struct Page {
     /// The objects, in the order of their keys.
     pub objects: Vec<Object>,
-    /// Where the next page begins, unless this is the last.
+    /// The start of the next page, unless this is the last.
     pub next: Option<String>,
 }
 
@@ -170,7 +170,7 @@ pub struct Page {
 pub enum Entry {
     /// An object.
     Object(Object),
-    /// What its keys begin with, up to the slash.
+    /// The prefix of its keys, up to the slash.
     Folder(String),
 }
 
@@ -183,15 +183,15 @@ impl Entry {
     }
 }
 
-/// A page of what lies directly under a prefix, in order, and where the next one begins.
+/// A page of the direct children of a prefix, in order, and the start of the next one.
 pub struct Level {
     /// Objects and folders, in the order of their keys.
     pub entries: Vec<Entry>,
-    /// Where the next page begins, unless this is the last.
+    /// The start of the next page, unless this is the last.
     pub next: Option<String>,
 }
 
-/// A client. Cheap to clone; connects when first used.
+/// A client. Cheap to clone; connects on first use.
 #[derive(Clone)]
 pub struct S3 {
     shared: Arc<Shared>,
@@ -223,8 +223,8 @@ impl S3 {
             .await
     }
 
-    /// Reads a page of the objects whose keys begin with `prefix`, in the order of their keys'
-    /// bytes: behind the key `after`, or where the last page said.
+    /// Reads a page of the objects whose keys begin with `prefix`, in byte order of the keys: after
+    /// the key `after`, or from the start given by the last page.
     pub async fn list(
         &self,
         prefix: &Location,
@@ -238,7 +238,7 @@ impl S3 {
         })
     }
 
-    /// As [`S3::list`], but keys that go on behind a slash are one folder together.
+    /// As [`S3::list`], but keys with a further slash are grouped into a folder.
     pub async fn list_level(
         &self,
         prefix: &Location,
@@ -280,9 +280,9 @@ impl S3 {
             .map_err(|error| failed("list", prefix, &error))
     }
 
-    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes; only the
-    /// version `etag`, where one is given. Gives the time that it took too, which is at most
-    /// `time`, without the wait for a connection.
+    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes, and only in
+    /// the version `etag`, if given. Also returns the time that it took, at most `time`, without
+    /// the wait for a connection.
     pub async fn fetch(
         &self,
         object: Location,
@@ -304,7 +304,7 @@ impl S3 {
         .await
     }
 
-    /// As [`S3::get_version`], for whichever version is there.
+    /// As [`S3::get_version`], for any version.
     pub async fn get(
         &self,
         object: &Location,
@@ -314,7 +314,7 @@ impl S3 {
         self.get_version(object, range, None, limit).await
     }
 
-    /// As [`S3::fetch`], for a caller on a thread of this module, and not bounded in number.
+    /// As [`S3::fetch`], for callers on a thread of this module, without a limit on concurrency.
     pub async fn get_version(
         &self,
         object: &Location,
@@ -345,7 +345,7 @@ impl S3 {
                     error if error.kind() == StorageErrorKind::LostRace => changed(),
                     error => error,
                 })?;
-        // Not every store heeds the precondition.
+        // Not every store honours the precondition.
         let found = answer.e_tag().map(|found| found.trim_matches('"'));
         if etag.is_some() && found.is_some() && etag != found {
             return Err(changed());
@@ -363,7 +363,7 @@ impl S3 {
             && offset + bytes.len() as u64 == end
             && expected > Some(bytes.len() as u64)
         {
-            // No other attempt will find more.
+            // No other attempt will read more.
             return Err(StorageError::new(
                 StorageErrorKind::NotAFile,
                 format!(
@@ -383,7 +383,7 @@ impl S3 {
         Ok(bytes)
     }
 
-    /// Reads an answer of about `size` bytes, and no more than `limit`.
+    /// Reads a response of about `size` bytes, and no more than `limit`.
     async fn read_body(
         &self,
         object: &Location,
@@ -392,7 +392,7 @@ impl S3 {
         limit: u64,
     ) -> Result<Bytes, StorageError> {
         let mut bytes = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
-        // The client's own limits end where the answer begins.
+        // The client's own timeouts end where the response begins.
         let stalled = |_| unreadable(format!("failed to fetch {}: it stalled", object.uri()));
         let patience = self.shared.config.timeout;
         while let Some(chunk) = timeout(patience, body.next()).await.map_err(stalled)? {
@@ -409,7 +409,7 @@ impl S3 {
         Ok(bytes.freeze())
     }
 
-    /// Removes an object, if it is there.
+    /// Removes an object, if it exists.
     pub async fn remove(&self, object: &Location) -> Result<(), StorageError> {
         let request = self
             .client()
@@ -443,7 +443,7 @@ fn objects(contents: Option<Vec<aws_sdk_s3::types::Object>>) -> impl Iterator<It
         })
 }
 
-/// The size of the whole object, as `Content-Range: bytes 0-9/10` says it.
+/// The size of the whole object, from `Content-Range: bytes 0-9/10`.
 fn end_of(content_range: Option<&str>) -> Option<u64> {
     content_range?.rsplit_once('/')?.1.parse().ok()
 }
@@ -476,7 +476,7 @@ async fn connect(config: &S3Config) -> Client {
         loader = loader.region(Region::new(region.clone()));
     }
     let loaded = loader.load().await;
-    // Stores other than AWS know no region, but requests are signed for one.
+    // Other stores have no regions, but requests are signed for one.
     let region = loaded
         .region()
         .cloned()
@@ -485,7 +485,7 @@ async fn connect(config: &S3Config) -> Client {
         .region(region)
         .force_path_style(config.endpoint.is_some())
         .retry_classifier(Passing)
-        // Not every store knows the newer checksums.
+        // Not every store supports the newer checksums.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
         .build();

@@ -8,7 +8,7 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use super::{Location, Object, S3, S3Config};
 use crate::{Get, ObjectStore, StorageError, StorageErrorKind};
 
-/// A prefix of a bucket as a store. The prefix is empty or ends with a slash.
+/// A bucket prefix as a store. The prefix is empty or ends with a slash.
 #[derive(Clone)]
 pub struct S3Store {
     s3: S3,
@@ -57,7 +57,7 @@ impl ObjectStore for S3Store {
         let object = self.object(key);
         match self.s3.get_version(&object, range, etag, limit).await {
             Err(error) if error.kind() == StorageErrorKind::NotFound => {
-                // A missing bucket is another matter.
+                // A missing bucket is a different error.
                 self.s3.list(&object, None, None).await?;
                 Err(error)
             }
@@ -111,7 +111,7 @@ impl ObjectStore for S3Store {
 
     async fn honours_preconditions(&self, key: &str, content: Bytes) -> Result<bool, StorageError> {
         let object = self.object(key);
-        // Some stores heed the header of one request and not of the other.
+        // Some stores honour the header for one request but not for the other.
         let whole = self.s3.put_whole(&object, content.clone(), true).await;
         if !is_refused(whole)? {
             return Ok(false);
@@ -120,7 +120,7 @@ impl ObjectStore for S3Store {
     }
 }
 
-/// Whether a write was refused because the object is there.
+/// Whether a write was refused because the object exists.
 fn is_refused(written: Result<(), StorageError>) -> Result<bool, StorageError> {
     match written {
         Ok(()) => Ok(false),

@@ -9,15 +9,15 @@ use super::fault::{failed, unreadable};
 use super::{Location, S3};
 use crate::{StorageError, StorageErrorKind};
 
-/// Bytes of a piece; S3 takes none below 5 MiB but the last one, and at most 10,000 of them.
+/// Bytes per piece; S3 requires at least 5 MiB except for the last one, and at most 10,000 pieces.
 pub(super) const PIECE: u64 = 5 << 20;
 const MOST_PIECES: u64 = 10_000;
-/// Pieces on their way at once.
+/// Pieces uploaded concurrently.
 const SIDE_BY_SIDE: usize = 4;
 
 impl S3 {
-    /// Writes an object; it is there as a whole or not at all. With `only_if_absent`,
-    /// [`LostRace`](crate::StorageErrorKind::LostRace) says that the store had one of this name.
+    /// Writes an object atomically. With `only_if_absent`,
+    /// [`LostRace`](crate::StorageErrorKind::LostRace) means that the store had one with this name.
     pub async fn put(
         &self,
         object: &Location,
@@ -29,8 +29,8 @@ impl S3 {
             let Err(error) = put.await else {
                 return Ok(());
             };
-            // If the answer to a completion is lost, the next one finds the upload gone, or the
-            // object there.
+            // If the response to a completion is lost, the next attempt finds the upload gone, or
+            // the object present.
             let may_be_there = [StorageErrorKind::NotFound, StorageErrorKind::LostRace];
             if may_be_there.contains(&error.kind()) && self.holds(object, &content).await? {
                 return Ok(());
@@ -40,8 +40,8 @@ impl S3 {
         self.put_whole(object, content, only_if_absent).await
     }
 
-    /// Writes an object in place of one that holds `old`, under the version that the store names for
-    /// it. One that holds `content` already counts as written by this.
+    /// Replaces an object that contains `old`, in the version reported by the store. An object that
+    /// already contains `content` counts as written by this.
     pub async fn replace(
         &self,
         object: &Location,
@@ -69,7 +69,7 @@ impl S3 {
         let Err(error) = written.await else {
             return Ok(());
         };
-        // It is another version; or this one, whose answer was lost.
+        // Another version; or this one, whose response was lost.
         let is_other = matches!(
             error.kind(),
             StorageErrorKind::LostRace | StorageErrorKind::Changed | StorageErrorKind::NotFound
@@ -102,7 +102,7 @@ impl S3 {
         }
     }
 
-    /// As [`S3::put`], in as many requests as it takes.
+    /// As [`S3::put`], in several requests.
     pub(super) async fn put_in_pieces(
         &self,
         object: &Location,
@@ -127,7 +127,7 @@ impl S3 {
             .complete(object, &upload, content, only_if_absent)
             .await;
         if put.is_err() {
-            // What is left of it costs money and shows nowhere.
+            // Its remains cost money and are not visible.
             let abort = client
                 .abort_multipart_upload()
                 .bucket(&object.bucket)
@@ -141,7 +141,7 @@ impl S3 {
         put
     }
 
-    /// Whether an object is there with this content.
+    /// Whether an object has this content.
     async fn holds(&self, object: &Location, content: &Bytes) -> Result<bool, StorageError> {
         match self.get(object, None, content.len() as u64).await {
             Ok(found) => Ok(found == content),
