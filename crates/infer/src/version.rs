@@ -1,4 +1,4 @@
-//! Which model a folder holds: its version by content, and whether that may have changed.
+//! The version of a model folder by content, and whether it may have changed.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use crate::onnx_file::{OnnxFile, hex};
 use crate::towers;
 use crate::{InferError, InferErrorKind, Prompt};
 
-/// Places of the model's file in its folder, in the order of preference.
+/// Places of the model's file in its folder, in order of preference.
 const FILES: [&str; 4] = [
     "vision_model.onnx",
     "onnx/vision_model.onnx",
@@ -21,7 +21,7 @@ const FILES: [&str; 4] = [
     "onnx/model.onnx",
 ];
 
-/// Files next to it that decide how images are prepared and what classes are called.
+/// Files next to it that affect preprocessing and class names.
 const SETTINGS: [&str; 4] = [
     "config.json",
     "preprocessor_config.json",
@@ -29,15 +29,15 @@ const SETTINGS: [&str; 4] = [
     "trommel.toml",
 ];
 
-/// Hex digits of a hash that name a version.
+/// Hex digits of a version.
 pub(crate) const VERSION_DIGITS: usize = 12;
 
-/// Which files decide a model's version, and how they were when they were looked at. Two that are equal
-/// are of the same content, unless somebody forges the times of files.
+/// The files that determine a model's version, with their metadata. Two equal fingerprints mean the
+/// same content, unless somebody forges file times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint(Vec<(PathBuf, Option<Stat>)>);
 
-/// What changes when a file is written or replaced.
+/// Metadata that changes when a file is written or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     device: u64,
@@ -49,8 +49,8 @@ struct Stat {
 }
 
 impl Fingerprint {
-    /// Whether no file has been written, replaced, added or removed since. Cheap: a look at each file's
-    /// metadata.
+    /// Whether no file has been written, replaced, added or removed since. Cheap: only reads the
+    /// metadata of files.
     pub fn is_current(&self) -> bool {
         let Self(files) = self;
         files.iter().all(|(path, stat)| Stat::of(path) == *stat)
@@ -58,7 +58,7 @@ impl Fingerprint {
 }
 
 impl Stat {
-    /// Nothing of a file that is not there.
+    /// `None` for a missing file.
     fn of(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
         Some(Self {
@@ -75,7 +75,7 @@ impl Stat {
 /// its weights; afterwards [`Fingerprint::is_current`] is enough.
 ///
 /// # Errors
-/// When a file is missing or malformed.
+/// If a file is missing or malformed.
 pub fn fingerprint(dir: &Path) -> Result<Fingerprint, InferError> {
     check_folder(dir)?;
     if Prompt::is_in(dir) {
@@ -84,11 +84,11 @@ pub fn fingerprint(dir: &Path) -> Result<Fingerprint, InferError> {
         let files = files.into_iter().map(seen);
         return Ok(Fingerprint([toml].into_iter().chain(files).collect()));
     }
-    // Looked at before it is read, so that what changes meanwhile is noticed.
+    // Examined before it is read, so that concurrent changes are detected.
     let settings = SETTINGS.map(|name| seen(dir.join(name)));
     let config = ModelConfig::read(dir)?;
     let path = find_file(dir, config.file.as_deref())?;
-    // A file that is preferred to this one may come.
+    // A preferred file may be added.
     let models = candidates(dir, config.file.as_deref());
     let mut files: Vec<_> = settings
         .into_iter()
@@ -107,14 +107,14 @@ fn seen(path: PathBuf) -> (PathBuf, Option<Stat>) {
     (path, stat)
 }
 
-/// The version of the model in the folder `dir`, as [`Model::version`](crate::Model::version) gives it,
+/// The version of the model in the folder `dir`, as in [`Model::version`](crate::Model::version),
 /// without opening a session.
 ///
-/// Blocks while it reads the files, which takes seconds for a large model: call it on a thread that may
-/// wait. A later call is cheap while none of the files has changed.
+/// Blocks while it reads the files, which takes seconds for a large model: call it on a thread that
+/// may block. A later call is cheap while no file has changed.
 ///
 /// # Errors
-/// When a file is missing or malformed.
+/// If a file is missing or malformed.
 pub fn version(dir: &Path) -> Result<Arc<str>, InferError> {
     type Known = HashMap<PathBuf, (Fingerprint, Arc<str>)>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
@@ -149,7 +149,7 @@ pub(crate) fn version_of(
     labels: &[Arc<str>],
 ) -> Result<Arc<str>, InferError> {
     let mut hash = Sha256::new();
-    // With its length before it, no text can pass for the next one's beginning.
+    // Preceded by its length, no text can be confused with the beginning of the next one.
     let mut add = |text: &[u8]| {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text);
@@ -194,7 +194,7 @@ pub(crate) fn digest(path: &Path) -> Result<Vec<u8>, InferError> {
     }
 }
 
-/// Takes what is written into a hash.
+/// Feeds written bytes into a hash.
 struct Hashed<'a>(&'a mut Sha256);
 
 impl io::Write for Hashed<'_> {
@@ -245,7 +245,7 @@ pub(crate) fn find_file(dir: &Path, configured: Option<&Path>) -> Result<PathBuf
     ))
 }
 
-/// ONNX files under other names, as they come with several precisions of one model.
+/// ONNX files with other names, as in folders with several precisions of a model.
 fn other_models(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = ["", "onnx"]
         .iter()
@@ -262,7 +262,7 @@ fn other_models(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Where the model's file may be, in the order of preference.
+/// Possible locations of the model's file, in order of preference.
 fn candidates(dir: &Path, configured: Option<&Path>) -> Vec<PathBuf> {
     match configured {
         Some(file) => vec![dir.join(file)],
@@ -305,7 +305,7 @@ mod tests {
             assert!(before.is_current());
             assert_eq!(before, fingerprint(dir.path()).unwrap());
             let content = content.map_or_else(|| fs::read(&file).unwrap(), Into::into);
-            // As it is done by those who know: the new file takes the old one's place.
+            // The proper way: the new file is renamed over the old one.
             let new = dir.path().join("new");
             fs::write(&new, content).unwrap();
             fs::rename(&new, &file).unwrap();

@@ -7,28 +7,27 @@ use trommel_types::{EmbeddingType, LabelSet, RowOptions};
 
 use crate::{Head, InferError};
 
-/// What a row holds about its image. Each call of [`Engine::classify`](crate::Engine::classify) may
-/// ask for something else.
+/// Row options for one image. Each call of [`Engine::classify`](crate::Engine::classify) may have
+/// different ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Wanted {
-    /// The best classes; all of them if the model has fewer. Default: 5.
+    /// Number of best classes; all of them if the model has fewer. Default: 5.
     pub top_k: NonZeroU32,
-    /// Whether the raw output comes too.
+    /// Whether to include the raw output.
     pub logits: bool,
-    /// Whether the image's embedding comes too; the model then has to have one.
+    /// Whether to include the image's embedding; the model has to have one.
     pub embedding: bool,
-    /// In how many bits its values are kept.
+    /// Precision of the embedding.
     pub embedding_type: EmbeddingType,
-    /// Whether it is scaled to the length 1.
+    /// Whether it is scaled to length 1.
     pub normalize: bool,
-    /// Classes instead of the model's own; the model then has to have a tower for texts.
+    /// Classes in place of the model's own; requires a text tower.
     pub labels: Option<LabelSet>,
-    /// The score that every class has to reach, from 0 to 1. With it those of the model's folder do
-    /// not count.
+    /// Threshold of every class, from 0 to 1. Overrides those of the model's folder.
     pub threshold: Option<f32>,
-    /// The scores that some classes have to reach, by label. They win over `threshold` and over
-    /// those of the model's folder.
+    /// Thresholds of some classes, by label. They override `threshold` and those of the model's
+    /// folder.
     pub thresholds: BTreeMap<String, f32>,
 }
 
@@ -62,15 +61,15 @@ impl From<&RowOptions> for Wanted {
     }
 }
 
-/// The most that a row may ask of a model whose device chooses the classes: its graph gives so much
-/// and no more. On the processor, where a model is not fused, every row is possible.
+/// The maximum row options of a model whose device chooses the classes: its graph is fixed. On the
+/// CPU, where a model is not fused, every row is possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Capacity {
     /// The best classes that a row may hold. Default: 5.
     pub max_k: NonZeroU32,
-    /// Whether rows may hold the raw output, or leave out classes by thresholds of their own.
+    /// Whether rows may include the raw output, or leave out classes by their own thresholds.
     pub logits: bool,
-    /// Whether rows may hold embeddings; the model then has to have them.
+    /// Whether rows may include embeddings; the model has to have them.
     pub embedding: bool,
 }
 
@@ -85,7 +84,7 @@ impl Default for Capacity {
 }
 
 impl From<&Wanted> for Capacity {
-    /// What has to be possible for such a row.
+    /// The capacity for such a row.
     fn from(wanted: &Wanted) -> Self {
         Self {
             max_k: wanted.top_k,
@@ -108,7 +107,7 @@ impl Wanted {
         at_most(self.top_k, labels)
     }
 
-    /// Whether the image's embedding has to be known for such a row.
+    /// Whether such a row needs the image's embedding.
     pub(crate) fn needs_embedding(&self) -> bool {
         self.embedding || self.labels.is_some()
     }
@@ -117,11 +116,11 @@ impl Wanted {
         self.threshold.is_some() || !self.thresholds.is_empty()
     }
 
-    /// The score that each of these labels has to reach, of a model whose folder has thresholds `of_folder`;
-    /// `None` where every score will do.
+    /// The threshold of each of these labels, for a model whose folder has thresholds `of_folder`;
+    /// `None` if there are none.
     ///
     /// # Errors
-    /// Names a label that the model does not have, or a threshold that is not a score.
+    /// Names a label that the model lacks, or a threshold that is not a score.
     pub fn class_thresholds(
         &self,
         labels: &[Arc<str>],
@@ -135,7 +134,7 @@ impl Wanted {
     /// For a model with these labels, whose folder has these thresholds.
     ///
     /// # Errors
-    /// Names a label that the model does not have, or a threshold that is no score.
+    /// Names a label that the model lacks, or a threshold that is not a score.
     pub(crate) fn resolve(
         &self,
         labels: &[Arc<str>],
@@ -163,7 +162,7 @@ impl Wanted {
     }
 }
 
-/// The threshold of each class: that of its label, else the one that stands in its place.
+/// The threshold of each class: that of its label, else the default at its position.
 ///
 /// # Errors
 /// As [`Wanted::resolve`].
@@ -202,7 +201,7 @@ fn at_most(wanted: NonZeroU32, labels: usize) -> usize {
         .min(labels)
 }
 
-/// What a row of one model holds.
+/// The resolved row options for one model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Resolved {
     pub(crate) top_k: usize,
@@ -210,28 +209,28 @@ pub(crate) struct Resolved {
     pub(crate) embedding: bool,
     pub(crate) embedding_type: EmbeddingType,
     pub(crate) normalize: bool,
-    /// What gives classes instead of the model.
+    /// The head that replaces the model's classes.
     pub(crate) head: Option<Arc<Head>>,
-    /// One a class.
+    /// One per class.
     pub(crate) thresholds: Option<Arc<[f32]>>,
 }
 
 impl Resolved {
-    /// Whether the image's embedding has to be known.
+    /// Whether the image's embedding is needed.
     pub(crate) fn needs_embedding(&self) -> bool {
         self.embedding || self.head.is_some()
     }
 }
 
-/// What has been resolved lately, as few jobs send many images.
+/// A cache of resolved options, as few jobs send many images.
 #[derive(Debug, Default)]
 pub(crate) struct Known(Mutex<Vec<(Arc<Wanted>, Arc<Resolved>)>>);
 
 impl Known {
-    /// Jobs that are remembered.
+    /// Number of cached jobs.
     const MOST: usize = 64;
 
-    /// What `resolve` gives, remembered by the address of `wanted`, which is held meanwhile.
+    /// The result of `resolve`, cached by the address of `wanted`, which is kept alive.
     pub(crate) fn get(
         &self,
         wanted: &Arc<Wanted>,
@@ -240,7 +239,7 @@ impl Known {
         if let Some(resolved) = self.find(wanted) {
             return Ok(resolved);
         }
-        // Not under the lock: labels take time.
+        // Without holding the lock: labels take time.
         let resolved = Arc::new(resolve()?);
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() == Self::MOST {
@@ -250,7 +249,7 @@ impl Known {
         Ok(resolved)
     }
 
-    /// What is remembered.
+    /// A cached entry.
     pub(crate) fn find(&self, wanted: &Arc<Wanted>) -> Option<Arc<Resolved>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = known.iter();

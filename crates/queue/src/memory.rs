@@ -16,18 +16,18 @@ use crate::{
 /// Limits of a [`MemoryQueue`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryQueueConfig {
-    /// Messages held at once, waiting and in flight; at least 1.
+    /// Most messages held at once, waiting and in flight; at least 1.
     pub capacity: usize,
-    /// About how many bytes they may take together; one message is held in any case.
+    /// Approximate limit of their bytes; one message is always held.
     pub max_bytes: u64,
     /// Time a delivery may stay unsettled before it is repeated.
     pub ack_wait: Duration,
-    /// Time from delivery after which a delivery is extended no more, however long it is kept alive:
-    /// work that hangs comes again elsewhere.
+    /// Time from delivery after which a delivery is no longer extended: work that hangs is
+    /// redelivered elsewhere.
     pub max_work: Duration,
-    /// Ids remembered for deduplication, the most recent ones.
+    /// Number of recent ids remembered for deduplication.
     pub dedupe_window: usize,
-    /// The stage that publishes, as metrics name it.
+    /// The publishing stage, as named in metrics.
     pub stage: &'static str,
 }
 
@@ -44,7 +44,7 @@ impl Default for MemoryQueueConfig {
     }
 }
 
-/// A work queue inside one process. Its content ends with the process.
+/// A work queue inside one process. Its contents end with the process.
 ///
 /// Deadlines are checked by pulls, so an idle queue costs nothing.
 pub struct MemoryQueue<T> {
@@ -55,7 +55,7 @@ struct Shared<T> {
     config: MemoryQueueConfig,
     state: Mutex<State<T>>,
     room: Room,
-    /// Notified when a message becomes deliverable, or a deadline earlier.
+    /// Notified when a message becomes deliverable, or a deadline moves forward.
     changed: Notify,
 }
 
@@ -64,7 +64,7 @@ struct State<T> {
     waiting: VecDeque<Entry<T>>,
     delayed: BTreeMap<(Instant, u64), Entry<T>>,
     in_flight: HashMap<u64, InFlight<T>>,
-    /// `(deadline, sequence)` of all that is in flight.
+    /// `(deadline, sequence)` of all messages in flight.
     deadlines: BTreeSet<(Instant, u64)>,
     ids: HashSet<Arc<str>>,
     /// `ids` from the oldest to the newest.
@@ -91,7 +91,7 @@ struct HandedOut<T> {
 struct InFlight<T> {
     entry: Entry<T>,
     deadline: Instant,
-    /// No extension from then on.
+    /// No extensions after this time.
     extended_until: Instant,
     kept_alive: u32,
 }
@@ -180,7 +180,7 @@ impl<T: Message> Queue<T> for MemoryQueue<T> {
                 return Ok(Vec::new());
             }
             let wake = next_event.map_or(end, |event| event.min(end));
-            // Time out or not: look again.
+            // Timed out or not: check again.
             drop(timeout_at(wake, changed).await);
         }
     }
@@ -219,7 +219,7 @@ impl<T: Message> MemoryQueue<T> {
 
 impl<T> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // No code that runs under the lock panics half-way through a change.
+        // No code that runs under the lock panics in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -248,7 +248,8 @@ impl<T> State<T> {
         Published::Stored
     }
 
-    /// Makes deliverable again whose delay or deadline has passed; oldest first, before all else.
+    /// Makes messages deliverable again whose delay or deadline has passed; oldest first, before
+    /// all others.
     fn revive(&mut self, now: Instant, ack_wait: Duration) {
         let mut revived = Vec::new();
         while let Some(due) = self
@@ -311,14 +312,14 @@ impl<T> State<T> {
         delivered
     }
 
-    /// When `revive` will next have something to do.
+    /// When `revive` will next have work.
     fn next_event(&self) -> Option<Instant> {
         let delayed = self.delayed.first_key_value().map(|((due, _), _)| *due);
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
         delayed.into_iter().chain(deadline).min()
     }
 
-    /// The delivery `(sequence, attempt)`, if it is still the valid one.
+    /// The delivery `(sequence, attempt)`, if it is still valid.
     fn valid(
         &mut self,
         sequence: u64,

@@ -6,7 +6,7 @@ use opentelemetry::{Context, global};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Where a delivery comes from: the trace that its message belongs to, and when it was stored.
+/// The origin of a delivery: the trace of its message, and when it was stored.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
     trace: Context,
@@ -14,7 +14,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// That of a message which the current span stores now, for a queue in the same process.
+    /// For a message that the current span stores now, in a queue in the same process.
     pub(crate) fn here() -> Self {
         Self {
             trace: Span::current().context(),
@@ -22,7 +22,7 @@ impl Origin {
         }
     }
 
-    /// That of a message whose headers carry its trace.
+    /// For a message with its trace in headers.
     pub(crate) fn of(headers: Option<&HeaderMap>, stored: Option<SystemTime>) -> Self {
         let trace = headers.map_or_else(Context::new, |headers| {
             global::get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)))
@@ -30,7 +30,7 @@ impl Origin {
         Self { trace, stored }
     }
 
-    /// The trace, to be made the parent of the span of the work.
+    /// The trace, to be used as the parent of the work's span.
     pub fn trace(&self) -> &Context {
         &self.trace
     }
@@ -41,14 +41,14 @@ impl Origin {
     }
 
     /// How long the message has been stored, by this machine's clock and, from a broker, the
-    /// broker's: clocks that differ show here.
+    /// broker's: differences between the clocks affect this.
     pub fn waited(&self) -> Option<Duration> {
         self.stored
             .map(|stored| stored.elapsed().unwrap_or_default())
     }
 }
 
-/// Headers with the current span's trace in them, as W3C `traceparent` and `tracestate`.
+/// Headers with the current span's trace, as W3C `traceparent` and `tracestate`.
 pub(crate) fn trace_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     let trace = Span::current().context();

@@ -1,22 +1,22 @@
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Bytes that one permit stands for, so that any bound fits a semaphore.
+/// Bytes per permit, so that any limit fits a semaphore.
 const UNIT: u64 = 1 << 10;
 
-/// Room for messages, by their number and by their bytes.
+/// Room for messages, limited by number and bytes.
 pub(crate) struct Room {
     messages: Semaphore,
     bytes: Semaphore,
     all: u32,
 }
 
-/// Room for one message. It is given back when dropped, unless it is kept.
+/// Room for one message, released when dropped unless it is kept.
 pub(crate) struct Taken<'a> {
     message: SemaphorePermit<'a>,
     bytes: SemaphorePermit<'a>,
 }
 
-/// How much of the bytes a message takes.
+/// The share of bytes that a message takes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Units(u32);
 
@@ -30,7 +30,8 @@ impl Room {
         }
     }
 
-    /// What a message of `bytes` takes: at most everything, so that one larger than all fits alone.
+    /// The size of a message of `bytes`: at most everything, so that one larger than the limit fits
+    /// alone.
     pub(crate) fn units(&self, bytes: usize) -> Units {
         let units = (bytes as u64).div_ceil(UNIT);
         Units(u32::try_from(units).unwrap_or(u32::MAX).clamp(1, self.all))
@@ -43,7 +44,7 @@ impl Room {
         })
     }
 
-    /// Waits for room. Cancel-safe: one that stops waiting has taken nothing.
+    /// Waits for room. Cancel-safe: dropping the future takes nothing.
     pub(crate) async fn take(&self, units: Units) -> Taken<'_> {
         const OPEN: &str = "the semaphores of a queue are never closed";
         Taken {
@@ -82,7 +83,7 @@ mod tests {
         assert!(room.try_take(room.units(1)).is_none(), "two messages");
         drop(third);
         room.give_back(room.units(0));
-        // Larger than all: alone, but let in.
+        // Larger than the limit: admitted alone.
         room.try_take(room.units(usize::MAX)).unwrap().keep();
         assert!(room.try_take(room.units(0)).is_none());
     }

@@ -10,13 +10,13 @@ use trommel_types::Packing;
 
 use crate::stored::Stored;
 
-/// How often larger than what was read of a file its content may be, beyond an allowance. Encoded
-/// images hardly shrink, and blank bitmaps by less.
+/// Largest ratio of the content of a file to what was read of it, beyond an allowance. Encoded
+/// images hardly compress further, and blank bitmaps by less than this.
 const INFLATION: u64 = 500;
 /// What any file may unpack to.
 const ALLOWANCE: u64 = 64 << 20;
 
-/// What a compressed file unpacks to. Ends in an error where that grows beyond reason.
+/// Decompresses a file. Ends in an error if the content grows beyond reason.
 pub(super) struct Unpacker {
     input: Box<dyn Read + Send>,
     /// Bytes read of the file.
@@ -25,10 +25,10 @@ pub(super) struct Unpacker {
 }
 
 impl Unpacker {
-    /// Begins at the beginning.
+    /// Starts at the beginning.
     ///
     /// # Errors
-    /// When the file cannot be opened.
+    /// If the file cannot be opened.
     pub(super) fn open(stored: &Stored, packing: Packing) -> Result<Self, StorageError> {
         Self::new(stored.open()?, packing).map_err(|error| StorageError::read(stored, error))
     }
@@ -78,21 +78,21 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// What the first bytes of an archive say.
+/// The kind of an archive by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Archived {
     /// A zip.
     Zip,
-    /// A tar as it stands.
+    /// An uncompressed tar.
     Tar,
     /// A compressed tar.
     Packed(Packing),
 }
 
-/// Looks at the first bytes of an archive.
+/// Examines the first bytes of an archive.
 ///
 /// # Errors
-/// When it cannot be read, or is compressed in a way that is not read.
+/// If it cannot be read, or has an unsupported compression.
 pub(super) fn archived(stored: &Stored) -> Result<Archived, StorageError> {
     let mut begin = Vec::new();
     let read = stored.open()?.take(6).read_to_end(&mut begin);
@@ -116,7 +116,7 @@ pub(super) fn archived(stored: &Stored) -> Result<Archived, StorageError> {
         [0x1f, 0x8b, ..] => Archived::Packed(Packing::Gzip),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Archived::Packed(Packing::Zstd),
         [b'P', b'K', 3 | 5 | 6 | 7, ..] => Archived::Zip,
-        // One that runs itself begins with the program.
+        // A self-extracting one begins with the program.
         _ if is_zip_by_name() => Archived::Zip,
         _ => Archived::Tar,
     })

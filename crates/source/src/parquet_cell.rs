@@ -23,43 +23,43 @@ use crate::parquet_value::bytes;
 use crate::stored::Stored;
 use crate::stores::Stores;
 
-/// Bytes of cells decoded together, as far as the file's own averages tell.
+/// Bytes of cells decoded together, judging by the file's averages.
 const BATCH_BYTES: u64 = 4 << 20;
 /// Most rows decoded together.
 const BATCH_ROWS: u64 = 64;
-/// Most bytes that a batch may have where all its rows are the whole of a dictionary.
+/// Most bytes of a batch if all its rows are the same large dictionary value.
 const REPEATED_BYTES: u64 = 256 << 20;
-/// Bytes of decoded cells kept of a file, for readers that come a little out of order.
+/// Bytes of decoded cells kept per file, for readers slightly out of order.
 const KEPT_BYTES: usize = 32 << 20;
-/// Most batches kept of a file.
+/// Most batches kept per file.
 const KEPT_BATCHES: usize = 512;
-/// Rows read on through before a reader is opened again at the row that is wanted.
+/// Rows that are read through before a reader is reopened at the wanted row.
 const LEAP: u64 = 512;
 /// Files kept open.
 const OPEN_FILES: usize = 4;
 
 /// Reads single cells. Near-sequential reads decode each row once; a file is read by one caller at
-/// a time, different files side by side. Memory is that of some batches of rows for each of the few
-/// files read last, about 40 MB a file, whatever its size.
+/// a time, different files concurrently. Uses memory for some batches of rows of each of the last
+/// few files, about 40 MB per file, whatever its size.
 pub(super) struct CellReader {
     stores: Stores,
-    /// Those in use or used last, the oldest first.
+    /// Those in use or used last, oldest first.
     columns: Mutex<Vec<(Key, Shared)>>,
 }
 
 /// A file and a column in it.
 type Key = (String, String);
-/// A column that is open, unless its reader has failed.
+/// An open column, unless its reader has failed.
 pub(super) type Shared = Arc<Mutex<Option<OpenColumn>>>;
 
-/// The image that a cell is.
+/// The image in a cell.
 #[derive(Clone, Copy)]
 pub(super) struct Image<'a> {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) uri: &'a str,
-    /// The version of the file that was listed.
+    /// The listed version of the file.
     pub(super) etag: Option<&'a str>,
-    /// Most bytes that it may have.
+    /// Size limit.
     pub(super) limit: u64,
 }
 
@@ -89,7 +89,7 @@ impl CellReader {
         let shared = self.shared(file, column);
         let mut held = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
-        // Taken out, so that nothing stays of a reader that has failed.
+        // Removed, so that nothing remains of a reader that has failed.
         let mut known = held.take();
         let mut most_rows = BATCH_ROWS;
         loop {
@@ -106,7 +106,7 @@ impl CellReader {
                     *held = Some(open);
                     return Ok((cell?, start));
                 }
-                // Whoever has not said which version it wants gets the one that is there now.
+                // Without a specified version, the current one is used.
                 Err(error)
                     if was_known
                         && image.etag.is_none()
@@ -121,7 +121,7 @@ impl CellReader {
         }
     }
 
-    /// The reader of a column. One that nobody uses makes room for it where there are many.
+    /// The reader of a column. If there are many, an unused one makes room for it.
     pub(super) fn shared(&self, file: &str, column: &str) -> Shared {
         let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);
         let place = columns
@@ -149,18 +149,18 @@ impl CellReader {
 pub(super) struct OpenColumn {
     stored: Stored,
     metadata: ArrowReaderMetadata,
-    /// The version of the file that all here is of.
+    /// The version of the file in use.
     version: Option<String>,
     pages: Pages,
     limit: u64,
     reader: ParquetRecordBatchReader,
     next_row: u64,
-    /// Batches with the rows they hold, oldest first.
+    /// Batches with their rows, oldest first.
     kept: VecDeque<(Range<u64>, ArrayRef)>,
 }
 
 impl OpenColumn {
-    /// Opens at a row; the metadata of `former` serves again if the file is still the same.
+    /// Opens at a row; the metadata of `former` is reused if the file is unchanged.
     fn open(
         former: Option<Self>,
         image: &Image<'_>,
@@ -194,7 +194,7 @@ impl OpenColumn {
         let (group, group_row) = group_of(parquet, row)
             .ok_or_else(|| image.damaged(format_args!("its file has no row {row} any more")))?;
         let rows = batch_rows(parquet, group, leaf).min(most_rows);
-        // Rows just before the one that is wanted are often wanted soon.
+        // Rows just before the wanted one are often wanted soon.
         let skipped = (row - group_row) - (row - group_row) % rows;
         let selection = RowSelection::from(vec![
             RowSelector::skip(skipped as usize),
@@ -227,7 +227,7 @@ impl OpenColumn {
         })
     }
 
-    /// Whether it is of the wanted version, and reading on is the cheapest way to the row.
+    /// Whether it has the wanted version, and reading on is the cheapest way to the row.
     fn serves(&self, image: &Image<'_>, row: u64) -> bool {
         let is_version =
             image.etag.is_none() || self.version.is_none() || image.etag == self.version.as_deref();
@@ -240,8 +240,8 @@ impl OpenColumn {
         kept || (row >= self.next_row && row - self.next_row < LEAP)
     }
 
-    /// The bytes of a row that is kept or still comes. The outer error is that of the reader,
-    /// the inner one of the cell.
+    /// The bytes of a row that is kept or still to come. The outer error is that of the reader, the
+    /// inner one of the cell.
     fn cell(
         &mut self,
         image: &Image<'_>,
@@ -249,8 +249,8 @@ impl OpenColumn {
     ) -> Result<Result<Vec<u8>, StorageError>, StorageError> {
         while !self.kept.iter().any(|(rows, _)| rows.contains(&row)) {
             let batch = self.reader.next();
-            // A file may be replaced while it is read, and what was read of it is then of no use.
-            // Objects are asked for by their version.
+            // A file may be replaced while it is read, which invalidates what was read. Objects are
+            // requested by version.
             if let Stored::File(_) = self.stored
                 && self.stored.version() != self.version
             {
@@ -305,7 +305,7 @@ impl OpenColumn {
     }
 }
 
-/// The row group that holds a row, and the group's first row.
+/// The row group of a row, and the group's first row.
 fn group_of(metadata: &ParquetMetaData, row: u64) -> Option<(usize, u64)> {
     let mut first = 0;
     for (group, rows) in metadata.row_groups().iter().enumerate() {
@@ -318,7 +318,7 @@ fn group_of(metadata: &ParquetMetaData, row: u64) -> Option<(usize, u64)> {
     None
 }
 
-/// Rows of a row group and all behind it.
+/// Rows of a row group and all following ones.
 fn rows_from(metadata: &ParquetMetaData, group: usize) -> u64 {
     let groups = metadata.row_groups().iter().skip(group);
     groups.map(|group| group.num_rows().max(0) as u64).sum()
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
     use crate::SourceOptions;
 
-    /// R42: one lock over all files let each reader wait for the slowest.
+    /// R42: one lock over all files made each reader wait for the slowest.
     #[test]
     fn a_file_that_is_being_read_keeps_no_other_waiting() {
         let dir = tempfile::tempdir().unwrap();
@@ -379,7 +379,7 @@ mod tests {
         let cell = read.recv_timeout(Duration::from_secs(300));
         assert_eq!(cell.expect("it waits for another file").unwrap(), b"two");
         drop(held);
-        // The file itself is read by one at a time.
+        // The file itself is read by one caller at a time.
         assert!(Arc::ptr_eq(&slow, &reader.shared("slow.parquet", "image")));
     }
 }

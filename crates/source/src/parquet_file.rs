@@ -1,4 +1,4 @@
-//! Parquet files: manifests with a column of uris, and tables that hold the images themselves.
+//! Parquet files: manifests with a uri column, and tables that contain the images.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
@@ -17,38 +17,38 @@ use crate::parquet_value::{bytes, is_binary, kind, scalar};
 use crate::stored::Stored;
 use crate::{Found, SourceOptions};
 
-/// Most bytes of a page of uris or pass-through columns, unless its file holds as much.
+/// Most bytes of a page of uris or pass-through columns, unless its file has as many.
 const PAGE_LIMIT: u64 = 256 << 20;
 
-/// Rows that are read together where images come with them.
+/// Rows read together if they include images.
 const FEW_ROWS: usize = 32;
 
-/// A Parquet file as a source. All columns but that of the images or uris pass through, except
-/// binary ones, which no row can show.
+/// A Parquet file as a source. All columns except that of the images or uris pass through, without
+/// binary ones, which rows cannot show.
 pub(super) struct ParquetFile {
     stored: Stored,
     manifest: Manifest,
     images: Images,
     columns: Vec<Column>,
-    /// The columns of the file that a listing reads, in its order.
+    /// The columns that a listing reads, in file order.
     read: Vec<usize>,
-    /// Where `columns` stand among those that are read.
+    /// The positions of `columns` among those read.
     places: Vec<usize>,
 }
 
 enum Images {
     /// In this binary column; `a.b` is field b of struct column a.
     Cells(String),
-    /// At the uris in the column at this place among those that are read.
+    /// At the uris in the column at this position among those read.
     Uris(usize),
-    /// In the field `bytes` of the struct column at this place among those that are read, or, where
-    /// that is null, at the uri in its field `path`.
+    /// In the field `bytes` of the struct column at this position among those read, or, if that is
+    /// null, at the uri in its field `path`.
     Either { column: String, place: usize },
 }
 
 impl ParquetFile {
     /// # Errors
-    /// When the file cannot be read, or has neither images nor uris.
+    /// If the file cannot be read, or has neither images nor uris.
     pub(super) fn open(stored: &Stored, options: &SourceOptions) -> Result<Self, StorageError> {
         let manifest = Manifest::new(stored, Entries::Rows);
         let (builder, _) = builder(stored)?;
@@ -65,7 +65,7 @@ impl ParquetFile {
         }
         let cells = cells(&manifest, schema, options)?;
         let cells = match cells {
-            // Next to uris, a column of bytes may be anything.
+            // Next to uris, a column of bytes may contain anything.
             Some((position, column))
                 if options.image_column.is_none()
                     && is_binary(schema.field(position).data_type())
@@ -108,7 +108,7 @@ impl ParquetFile {
             read.push(taken);
             read.sort_unstable();
         }
-        // Among the columns that are read, those before a column move it there.
+        // Preceding columns shift its position among those read.
         let place = |position: usize| read.partition_point(|other| *other < position);
         let images = match cells {
             Some((_, column)) if with_paths => Images::Either {
@@ -224,7 +224,7 @@ impl Listing for ParquetFile {
     }
 }
 
-/// Reads a table, and what its pages fail with.
+/// Reads a table, and returns errors of its pages.
 fn builder(
     stored: &Stored,
 ) -> Result<(ParquetRecordBatchReaderBuilder<Pages>, Pages), StorageError> {
@@ -236,16 +236,15 @@ fn builder(
     Ok((builder, pages))
 }
 
-/// A file that is there but is no whole Parquet file.
+/// An existing but incomplete Parquet file.
 fn damaged(stored: &Stored, error: impl std::fmt::Display) -> StorageError {
     StorageError::invalid_source(format!(
         "source {stored} cannot be read as Parquet: {error}"
     ))
 }
 
-/// The column that holds images, and its path in the file: the one that was named, else the only
-/// binary one, or the only struct with a binary field `bytes` (as Hugging Face data sets store
-/// images).
+/// The column of images, and its path in the file: the specified one, else the only binary one, or
+/// the only struct with a binary field `bytes` (as Hugging Face data sets store images).
 fn cells(
     manifest: &Manifest,
     schema: &Schema,
@@ -284,7 +283,7 @@ fn cells(
     }
 }
 
-/// The path of the binary column that a field is or holds.
+/// The path of the binary column that a field is or contains.
 fn binary_column(field: &Field) -> Option<String> {
     match field.data_type() {
         kind if is_binary(kind) => Some(field.name().clone()),
@@ -296,10 +295,10 @@ fn binary_column(field: &Field) -> Option<String> {
     }
 }
 
-/// The first values of a binary column that are looked at to learn whether they are images.
+/// Number of values of a binary column that are checked for images.
 const SNIFFED: usize = 16;
 
-/// Whether a column holds text.
+/// Whether a column is text.
 fn has_text(schema: &Schema, column: Option<usize>) -> bool {
     column.is_some_and(|column| is_text(schema.field(column).data_type()))
 }
@@ -324,7 +323,7 @@ fn has_path(field: &Field) -> bool {
         .any(|inner| inner.name() == "path" && is_text(inner.data_type()))
 }
 
-/// Whether a column may hold nulls, according to the metadata of the file.
+/// Whether a column may have nulls, according to the metadata of the file.
 fn may_be_null(metadata: &ParquetMetaData, column: &str) -> bool {
     let columns = metadata.file_metadata().schema_descr().columns();
     let Some(leaf) = columns
@@ -339,7 +338,7 @@ fn may_be_null(metadata: &ParquetMetaData, column: &str) -> bool {
     })
 }
 
-/// The path in a cell whose bytes are null.
+/// The path in a cell with null bytes.
 fn path_of(cells: &dyn Array, row: usize) -> Option<String> {
     let cells = cells.as_struct_opt()?;
     let field = |name: &str| cells.column_by_name(name);
@@ -352,7 +351,7 @@ fn path_of(cells: &dyn Array, row: usize) -> Option<String> {
     }
 }
 
-/// Whether the first values of a binary column begin as images do.
+/// Whether the first values of a binary column begin like images.
 fn holds_images(stored: &Stored, column: &str) -> Result<bool, StorageError> {
     let (builder, _) = builder(stored)?;
     let mask = ProjectionMask::columns(builder.parquet_schema(), [column]);
@@ -369,11 +368,11 @@ fn holds_images(stored: &Stored, column: &str) -> Result<bool, StorageError> {
             return Ok(is_image(value));
         }
     }
-    // All null, as far as was looked.
+    // All checked values are null.
     Ok(false)
 }
 
-/// Whether bytes begin like those of a kind of image that is read.
+/// Whether bytes begin like a supported image format.
 fn is_image(bytes: &[u8]) -> bool {
     let begins: [&[u8]; 10] = [
         b"\xff\xd8\xff",

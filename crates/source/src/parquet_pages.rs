@@ -1,4 +1,4 @@
-//! Pages of a Parquet file, none larger in memory than its file can answer for.
+//! Limits the memory of a Parquet file's pages by their size in the file.
 
 use std::io::{self, BufReader, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,19 +11,19 @@ use trommel_storage::{StorageError, StorageErrorKind};
 
 use crate::stored::{Reader, Stored};
 
-/// How often larger a page may be than what its file holds of it, beyond the limit of an image.
-/// Encoded images do not shrink, and raw ones not by so much.
+/// Largest ratio of a page to its compressed size, beyond the limit of an image. Encoded images do
+/// not compress, and raw ones by less than this.
 const INFLATION: u64 = 16;
-/// A page's header begins with its type and its two sizes: a byte and at most five for each.
+/// A page's header begins with its type and its two sizes: one byte and at most five for each.
 const SIZES: usize = 18;
 
-/// A Parquet file whose pages say how large they are before memory is allocated for them. What fails
-/// is kept, because the decoder passes on its words only.
+/// A Parquet file whose page sizes are checked before memory is allocated. Errors are kept, because
+/// the decoder only passes on their text.
 #[derive(Clone)]
 pub(super) struct Pages {
     stored: Stored,
     limit: u64,
-    /// Whether pages are compressed by gzip, whose decoder does not heed what the header says.
+    /// Whether pages are compressed with gzip, whose decoder ignores the size in the header.
     is_gzip: bool,
     state: Arc<Mutex<State>>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Pages {
 #[derive(Default)]
 struct State {
     fault: Option<StorageError>,
-    /// The sizes of the page whose header was read last, uncompressed and compressed.
+    /// The sizes in the last page header, uncompressed and compressed.
     sizes: Option<(u64, u64)>,
 }
 
@@ -46,7 +46,7 @@ impl Pages {
         }
     }
 
-    /// The first fault since the last call.
+    /// The first error since the last call.
     pub(super) fn take_fault(&self) -> Option<StorageError> {
         self.state().fault.take()
     }
@@ -55,14 +55,14 @@ impl Pages {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a fault and gives the decoder something to stop at.
+    /// Keeps an error and returns one that stops the decoder.
     fn fail(&self, error: StorageError) -> io::Error {
         let words = error.to_string();
         self.state().fault.get_or_insert(error);
         io::Error::other(words)
     }
 
-    /// The storage's own words where it failed.
+    /// The storage error, if it was one.
     fn fault_of(&self, error: io::Error) -> StorageError {
         match error.downcast::<StorageError>() {
             Ok(error) => error,
@@ -70,7 +70,7 @@ impl Pages {
         }
     }
 
-    /// Refuses a page that becomes far more than the file holds of it.
+    /// Refuses a page that expands far beyond its size in the file.
     fn check(&self, compressed: u64, uncompressed: u64) -> Result<(), StorageError> {
         if uncompressed <= self.limit.max(compressed.saturating_mul(INFLATION)) {
             return Ok(());
@@ -115,7 +115,7 @@ impl ChunkReader for Pages {
         if self.is_gzip {
             let allowed = self.limit.max((length as u64).saturating_mul(INFLATION));
             let mut inflated = MultiGzDecoder::new(&bytes[..]).take(allowed + 1);
-            // What is no gzip is the decoder's to refuse.
+            // The decoder refuses invalid gzip.
             let size = io::copy(&mut inflated, &mut io::sink()).unwrap_or(0);
             self.check(length as u64, size)
                 .map_err(|error| self.fail(error))?;
@@ -124,14 +124,13 @@ impl ChunkReader for Pages {
     }
 }
 
-/// Reads the header of a page, and notes its sizes. The decoder reads nothing
-/// else but headers by streams.
+/// Reads the header of a page, and records its sizes. The decoder uses streams only for headers.
 pub(super) struct PageStart {
     pages: Pages,
     inner: BufReader<Reader>,
-    /// What was read to learn the sizes.
+    /// The bytes read to learn the sizes.
     begin: Vec<u8>,
-    /// How much of that has been handed on.
+    /// How many of them have been passed on.
     passed: Option<usize>,
 }
 
@@ -170,7 +169,7 @@ impl Read for PageStart {
 /// The sizes of a page, uncompressed and compressed, from the beginning of its header: the fields
 /// 1 to 3 of a Thrift struct in the compact protocol, each an `i32`.
 fn sizes(begin: &[u8]) -> Option<(u64, u64)> {
-    /// A field whose number is one more than that of the last, of type `i32`.
+    /// A field of type `i32` whose number is one more than the last one's.
     const NEXT_I32: u8 = 0x15;
     let mut rest = begin;
     let mut next = || {
@@ -183,7 +182,7 @@ fn sizes(begin: &[u8]) -> Option<(u64, u64)> {
         rest = behind;
         let digits = digits.iter().rev();
         let zigzag = digits.fold(0_u64, |sum, byte| (sum << 7) | u64::from(byte & 0x7f));
-        // Zigzag: odd numbers are negative, which no size is.
+        // Zigzag: odd numbers are negative, which sizes are not.
         (zigzag % 2 == 0).then_some(zigzag / 2)
     };
     let _kind = next()?;
@@ -198,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// R30: a decoder that does not heed the header is not let at such a page.
+    /// R30: a decoder that ignores the header does not get such a page.
     #[test]
     fn gzip_that_inflates_beyond_its_header_is_refused() {
         let mut gzip = GzEncoder::new(Vec::new(), flate2::Compression::default());

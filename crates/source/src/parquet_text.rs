@@ -1,5 +1,5 @@
-//! Values of Parquet columns as text: the same text as the crate `arrow-cast` gives, which takes longer
-//! to build than all of this crate.
+//! Formats values of Parquet columns as text: the same text as the crate `arrow-cast`, which takes
+//! longer to build than all of this crate.
 
 use std::fmt::Debug;
 
@@ -8,10 +8,10 @@ use arrow_array::types::*;
 use arrow_array::{Array, ArrowPrimitiveType, PrimitiveArray};
 use arrow_schema::{ArrowError, DataType, TimeUnit};
 
-/// The text of a value; empty where it is null. Times are ISO 8601, those with a zone in UTC.
+/// The text of a value; empty if it is null. Times are ISO 8601, those with a zone in UTC.
 ///
 /// # Errors
-/// When it is a time that no calendar has, or of a type without a text.
+/// If it is an impossible time, or of a type without a text.
 pub(super) fn text(column: &dyn Array, row: usize) -> Result<String, ArrowError> {
     if column.is_null(row) {
         return Ok(String::new());
@@ -21,7 +21,7 @@ pub(super) fn text(column: &dyn Array, row: usize) -> Result<String, ArrowError>
             column.as_primitive::<$kind>().value(row).to_string()
         };
     }
-    // With a decimal point, so that it stays one.
+    // With a decimal point, so that it stays a float.
     macro_rules! float {
         ($kind:ty) => {
             format!("{:?}", column.as_primitive::<$kind>().value(row))
@@ -87,7 +87,7 @@ pub(super) fn text(column: &dyn Array, row: usize) -> Result<String, ArrowError>
                 TimeUnit::Microsecond => temporal!(TimestampMicrosecondType, value_as_datetime),
                 TimeUnit::Nanosecond => temporal!(TimestampNanosecondType, value_as_datetime),
             };
-            // What is stored is UTC, whatever zone its display is meant for.
+            // The stored value is UTC, whatever its display zone.
             moment + zone.as_ref().map_or("", |_| "Z")
         }
         DataType::Duration(TimeUnit::Second) => duration!(DurationSecondType),

@@ -1,4 +1,4 @@
-//! Values of Parquet columns as the scalars that rows hold.
+//! Converts values of Parquet columns to the scalars in rows.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -20,8 +20,9 @@ pub(super) fn is_binary(kind: &DataType) -> bool {
     )
 }
 
-/// The type of a column in rows, or none for bytes, which rows do not hold. Dates, times, decimals
-/// and unsigned 64-bit integers are text, times with a zone in UTC; lists, structs and maps are JSON text.
+/// The type of a column in rows, or `None` for bytes, which rows cannot hold. Dates, times,
+/// decimals and unsigned 64-bit integers are text, times with a zone in UTC; lists, structs and
+/// maps are JSON text.
 pub(super) fn kind(kind: &DataType) -> Option<ColumnKind> {
     Some(match kind {
         DataType::Boolean => ColumnKind::Bool,
@@ -69,7 +70,7 @@ pub(super) fn scalar(column: &dyn Array, row: usize) -> Result<Scalar, ArrowErro
     })
 }
 
-/// The bytes of a cell of a binary column; none where it is null.
+/// The bytes of a cell of a binary column; `None` if it is null.
 pub(super) fn bytes(cells: &dyn Array, row: usize) -> Option<&[u8]> {
     if cells.is_null(row) {
         return None;

@@ -3,8 +3,8 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// What follows the folder that a pattern begins at. `*` and `?` and `[a-z]` match within a name,
-/// `**` matches any number of folders, and at the end all that is in them.
+/// The part of a pattern after its base folder. `*`, `?` and `[a-z]` match within a name, `**`
+/// matches any number of folders, and at the end everything in them.
 #[derive(Debug, Clone)]
 pub(super) struct Pattern {
     parts: Vec<Part>,
@@ -16,7 +16,7 @@ enum Part {
     AnyFolders,
 }
 
-/// The parts of a pattern that may come next, as positions; the number of parts stands for the end.
+/// The parts of a pattern that may match next, as positions; the number of parts means the end.
 pub(super) type Reached = Vec<usize>;
 
 impl Pattern {
@@ -27,12 +27,12 @@ impl Pattern {
         }
     }
 
-    /// Whether a source that is no path may be a pattern.
+    /// Whether a source that is not a path may be a pattern.
     pub(super) fn is_pattern(spec: &str) -> bool {
         spec.contains(WILD)
     }
 
-    /// What comes before the first wildcard.
+    /// The part before the first wildcard.
     pub(super) fn before(spec: &str) -> &str {
         &spec[..spec.find(WILD).unwrap_or(spec.len())]
     }
@@ -40,7 +40,7 @@ impl Pattern {
     /// Splits off the folder before the first wildcard.
     ///
     /// # Errors
-    /// Says what is malformed.
+    /// The problem.
     pub(super) fn parse(spec: &str) -> Result<(PathBuf, Self), String> {
         let wild = spec.find(WILD).unwrap_or(spec.len());
         let begin = spec[..wild].rfind('/').map_or(0, |slash| slash + 1);
@@ -60,7 +60,7 @@ impl Pattern {
         Ok((PathBuf::from(&spec[..begin]), Self { parts }))
     }
 
-    /// Whether the pattern says itself which file names are wanted: by a suffix or a whole name.
+    /// Whether the pattern itself selects file names: by a suffix or a whole name.
     pub(super) fn names_suffix(&self) -> bool {
         match self.parts.last() {
             Some(Part::Name(name)) => {
@@ -80,15 +80,15 @@ impl Pattern {
         })
     }
 
-    /// What may come next at the beginning.
+    /// The initial state.
     pub(super) fn start(&self) -> Reached {
         let mut reached = Reached::new();
         self.reach(0, &mut reached);
         reached
     }
 
-    /// What may come next behind `name`; nothing if it does not match. A name that is not UTF-8
-    /// matches by its readable characters.
+    /// The state after `name`; empty if it does not match. A name that is not UTF-8 matches by its
+    /// readable characters.
     pub(super) fn step(&self, reached: &Reached, name: &OsStr) -> Reached {
         let name = name.to_string_lossy();
         let mut next = Reached::new();

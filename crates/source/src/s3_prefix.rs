@@ -14,21 +14,22 @@ use crate::keys::{self, Keys};
 use crate::listing::{Listing, Stop, Visitor};
 use crate::stores::Stores;
 
-/// Folders on the first page above which they are considered small, and not asked for one by one.
+/// Number of folders on the first page above which they are considered small, and not listed
+/// separately.
 const FEW_FOLDERS: usize = 8;
-/// Folders that are listed at once.
+/// Folders listed concurrently.
 const SIDE_BY_SIDE: usize = 8;
-/// Pages of a folder that wait to be handed on.
+/// Buffered pages per folder.
 const PAGES: usize = 4;
 
-/// A stretch of a listing.
+/// A section of a listing.
 enum Segment {
     Object(Object),
-    /// The pages of a folder that is being listed.
+    /// The pages of a folder being listed.
     Folder(mpsc::Receiver<Result<Page, StorageError>>),
 }
 
-/// All objects whose keys begin with a prefix, or match a pattern, in the order of the keys' bytes.
+/// All objects whose keys have a prefix, or match a pattern, in byte order of the keys.
 pub(super) struct S3Prefix {
     s3: S3,
     prefix: Location,
@@ -37,7 +38,7 @@ pub(super) struct S3Prefix {
 
 impl S3Prefix {
     /// # Errors
-    /// When the bucket is not there or may not be listed, or no key begins like that or matches.
+    /// If the bucket does not exist or cannot be listed, or no key has the prefix or matches.
     pub(super) fn open(
         spec: &str,
         stores: &Stores,
@@ -51,10 +52,10 @@ impl S3Prefix {
         })
     }
 
-    /// The uris of all objects that a pattern matches, whatever they are.
+    /// The uris of all objects that match a pattern, regardless of suffix.
     ///
     /// # Errors
-    /// When there are none, or they cannot be listed.
+    /// If there are none, or they cannot be listed.
     pub(super) fn matches(spec: &str, stores: &Stores) -> Result<Vec<String>, StorageError> {
         let prefix = Self::prefix(spec)?;
         keys::matches(spec, &prefix.key, |keys| Self::new(stores, &prefix, keys))
@@ -83,8 +84,8 @@ impl S3Prefix {
         s3.list(&prefix, after, page).await
     }
 
-    /// Lists what is behind a key, or all. Where the first page shows few folders, so large ones,
-    /// they are listed side by side and handed on in order.
+    /// Lists what follows a key, or everything. If the first page has few, and so large, folders,
+    /// they are listed concurrently and passed on in order.
     fn list_behind(
         &self,
         after: Option<String>,
@@ -101,7 +102,7 @@ impl S3Prefix {
         }
     }
 
-    /// How many folders of the prefix these objects are in.
+    /// Number of folders of the prefix that contain these objects.
     fn folders_of(&self, objects: &[Object]) -> usize {
         let folders = objects
             .iter()
@@ -109,7 +110,7 @@ impl S3Prefix {
         folders.collect::<HashSet<_>>().len()
     }
 
-    /// The part of a key up to the first slash behind the prefix.
+    /// The part of a key up to the first slash after the prefix.
     fn folder_of<'a>(&self, key: &'a str) -> Option<&'a str> {
         let start = self.prefix.key.len();
         let slash = key.get(start..)?.find('/')?;
@@ -123,7 +124,7 @@ impl S3Prefix {
         visitor: &mut dyn Visitor,
     ) -> Result<(), Stop> {
         let mut under_way = VecDeque::new();
-        // Some stores leave out a folder that they are asked to begin in.
+        // Some stores omit a folder if the listing starts inside it.
         let folder = after.as_deref().and_then(|after| self.folder_of(after));
         let mut from = match folder {
             Some(folder) => {
@@ -155,7 +156,7 @@ impl S3Prefix {
             .try_for_each(|segment| self.hand_on_segment(segment, options, visitor))
     }
 
-    /// Starts the listing of a folder, behind the key `after`.
+    /// Starts the listing of a folder, after the key `after`.
     fn start(&self, entry: Entry, after: Option<String>) -> Segment {
         let folder = match entry {
             Entry::Object(object) => return Segment::Object(object),
@@ -204,7 +205,7 @@ impl S3Prefix {
     ) -> Result<(), Stop> {
         let mut page = Some(first);
         while let Some(Page { objects, next }) = page.take() {
-            // Asked for before this page is handed on, so that it is there when that is done.
+            // Requested before this page is passed on, so that it is ready afterwards.
             let pending = next.map(|token| {
                 let (s3, prefix) = (self.s3.clone(), self.prefix.clone());
                 background::start(Self::page(s3, prefix, None, Some(token)))

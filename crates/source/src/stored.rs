@@ -1,4 +1,4 @@
-//! Files that name or hold images: on this machine, in S3 or on the web.
+//! Files with names or contents of images: on this machine, in S3 or on the web.
 
 use std::fmt;
 use std::fs::File;
@@ -18,10 +18,10 @@ use trommel_storage::{
 use crate::file::etag;
 use crate::stores::{Remote, Stores, range_of};
 
-/// Bytes of an object that are asked for at once.
+/// Bytes requested at once.
 const CHUNK: u64 = 1 << 20;
 
-/// A file that names or holds images.
+/// A file with names or contents of images.
 #[derive(Clone)]
 pub(super) enum Stored {
     /// On this machine.
@@ -30,7 +30,7 @@ pub(super) enum Stored {
     Object(Arc<Object>),
 }
 
-/// An object in a store, as it was when it was looked at.
+/// An object in a store, in the version found when it was opened.
 pub(super) struct Object {
     stores: Stores,
     place: Remote,
@@ -58,7 +58,7 @@ impl Stored {
     /// The object at a uri; `None` if there is none. Blocking.
     ///
     /// # Errors
-    /// When it is not the uri of a store, the store cannot be asked, or gives no byte ranges.
+    /// If it is not the uri of a store, or the store cannot be reached or has no byte ranges.
     pub(super) fn object(stores: &Stores, uri: &str) -> Result<Option<Self>, StorageError> {
         let Some(place) = Remote::parse(uri)? else {
             return Ok(None);
@@ -97,10 +97,10 @@ impl Stored {
         }))
     }
 
-    /// The file at a uri, which is there as far as anybody knows. Blocking.
+    /// The file at a uri, assumed to exist. Blocking.
     ///
     /// # Errors
-    /// When it is in a store and cannot be looked at.
+    /// If it is in a store and cannot be examined.
     pub(super) fn at(stores: &Stores, uri: &str) -> Result<Self, StorageError> {
         if Remote::parse(uri)?.is_none() {
             return Ok(Self::File(uri::to_path(uri)));
@@ -127,10 +127,10 @@ impl Stored {
         }
     }
 
-    /// The uri of a name that is relative to this object's folder; `None` for a file.
+    /// The uri of a name relative to this object's folder; `None` for a file.
     ///
     /// # Errors
-    /// When there can be no such uri.
+    /// If there is no such uri.
     pub(super) fn beside(&self, name: &str) -> Result<Option<String>, String> {
         let Self::Object(object) = self else {
             return Ok(None);
@@ -145,7 +145,7 @@ impl Stored {
     /// Opens it at its beginning.
     ///
     /// # Errors
-    /// When it is a file that cannot be opened.
+    /// If it is a file that cannot be opened.
     pub(super) fn open(&self) -> Result<Reader, StorageError> {
         Ok(match self {
             Self::File(path) => {
@@ -161,17 +161,17 @@ impl Stored {
     }
 }
 
-/// The key of a name that is relative to the folder of another key.
+/// The key of a name relative to the folder of another key.
 fn beside(key: &str, name: &str) -> String {
     let folder = key.rfind('/').map_or("", |slash| &key[..=slash]);
     format!("{folder}{name}")
 }
 
 impl Stored {
-    /// A stretch of it. Blocking.
+    /// A range of it. Blocking.
     ///
     /// # Errors
-    /// When it cannot be read, or ends before.
+    /// If it cannot be read, or ends earlier.
     pub(super) fn read_at(&self, start: u64, length: usize) -> Result<Bytes, StorageError> {
         if let Self::Object(object) = self {
             return object.get(start, length as u64);
@@ -253,14 +253,13 @@ pub(super) enum Reader {
     Object(ObjectReader),
 }
 
-/// Reads an object in chunks from wherever it is put. What follows closely on a chunk is asked for
-/// before it is wanted.
+/// Reads an object in chunks from any position. The following chunk is requested in advance.
 pub(super) struct ObjectReader {
     object: Arc<Object>,
     position: u64,
-    /// Bytes that are here, and where they begin.
+    /// Available bytes, and their position.
     chunk: (u64, Bytes),
-    /// Bytes on their way, and where they begin.
+    /// Requested bytes, and their position.
     ahead: Option<(u64, Pending<Bytes>)>,
 }
 

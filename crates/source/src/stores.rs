@@ -1,4 +1,4 @@
-//! The stores that images, lists and archives lie in when they are not on this machine.
+//! The stores of remote images, lists and archives.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -30,8 +30,8 @@ impl Stores {
         }
     }
 
-    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes; only the
-    /// version `etag`, where one is given. Gives the time that it took too, at most `time`.
+    /// Reads an object, or `range` of it (offset and length), at most `limit` bytes, and only in
+    /// the version `etag`, if given. Also returns the time that it took, at most `time`.
     ///
     /// # Errors
     /// Those of the store.
@@ -63,7 +63,7 @@ pub(super) fn range_of((offset, length): (u64, u64)) -> Range<u64> {
     offset..offset.saturating_add(length)
 }
 
-/// A place in a store.
+/// A location in a store.
 #[derive(Debug, Clone)]
 pub(super) enum Remote {
     S3(Location),
@@ -72,10 +72,10 @@ pub(super) enum Remote {
 }
 
 impl Remote {
-    /// The place of an object; `None` if its uri is that of no store.
+    /// The location of an object; `None` if its uri does not belong to a store.
     ///
     /// # Errors
-    /// When the uri is malformed.
+    /// If the uri is malformed.
     pub(super) fn parse(uri: &str) -> Result<Option<Self>, StorageError> {
         if HttpUrl::is_url(uri) {
             let url = HttpUrl::parse(uri).map_err(|reason| {

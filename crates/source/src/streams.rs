@@ -1,4 +1,4 @@
-//! Members of archives that are compressed as a whole, which can be read forward only.
+//! Members of compressed archives, which can only be read forwards.
 //!
 //! A thread for each open archive unpacks it once, from its beginning, and hands out the members
 //! that are asked for as it passes them, the foremost first. It keeps what it has unpacked last, for
@@ -24,28 +24,28 @@ use crate::packed::Unpacker;
 use crate::stored::{Reader, Stored};
 use crate::stores::Stores;
 
-/// Archives that are unpacked at once in a process, each by a thread.
+/// Archives unpacked at once in a process, each by its own thread.
 const STREAMS: usize = 4;
-/// Bytes that each keeps of what it has unpacked, in addition to the member that it reads.
+/// Bytes of unpacked data that each keeps, in addition to the current member.
 const KEPT: usize = 32 << 20;
-/// Bytes that are unpacked at a time.
+/// Bytes unpacked at a time.
 const STEP: usize = 1 << 20;
 /// Time without requests after which a thread ends.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// How often a thread is looked for that has nothing to do, by who needs one.
+/// Interval between checks for an idle thread.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A member that is wanted.
+/// A requested member.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) uri: String,
     pub(super) archive: String,
     pub(super) packing: Packing,
-    /// The version of the archive that was listed.
+    /// The listed version of the archive.
     pub(super) etag: Option<String>,
-    /// Where it is in what the archive unpacks to.
+    /// Its position in the unpacked archive.
     pub(super) offset: u64,
     pub(super) length: u64,
 }
@@ -63,7 +63,7 @@ impl Wanted {
 
 type Answer = Result<(Bytes, Duration), StorageError>;
 
-/// The archives that are being unpacked.
+/// The archives being unpacked.
 pub(super) struct Streams {
     stores: Stores,
     permits: Arc<Semaphore>,
@@ -83,7 +83,7 @@ impl Streams {
     /// is the longest time without any progress.
     ///
     /// # Errors
-    /// When the archive cannot be read, is another version or damaged, or nothing moves.
+    /// If the archive cannot be read, has another version, is damaged, or makes no progress.
     pub(super) async fn read(&self, wanted: &Wanted, patience: Duration) -> Answer {
         let (sender, mut answer) = oneshot::channel();
         let stream = self.ask(wanted, sender).await?;
@@ -107,7 +107,7 @@ impl Streams {
         }
     }
 
-    /// Leaves a request with a thread that will come to it, a new one if there is none.
+    /// Passes a request to a thread that will reach it, or to a new one.
     async fn ask(
         &self,
         wanted: &Wanted,
@@ -118,7 +118,7 @@ impl Streams {
             {
                 let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
                 open.retain(|stream| !stream.state().has_ended);
-                // The one that is nearest before it.
+                // The nearest one before it.
                 open.sort_by_key(|stream| std::cmp::Reverse(stream.moved.load(Ordering::Relaxed)));
                 for stream in &*open {
                     match stream.take(wanted, sender) {
@@ -139,21 +139,21 @@ impl Streams {
                     idle.end();
                 }
             }
-            // One that is busy now may be idle soon.
+            // A busy one may become idle soon.
             let free = Arc::clone(&self.permits).acquire_owned();
             permit = timeout(LOOK_EVERY, free).await.ok().and_then(Result::ok);
         }
     }
 }
 
-/// A request, and who waits for it.
+/// A request, and its receiver.
 type Request = (Wanted, oneshot::Sender<Answer>);
 
 /// One pass over an archive.
 struct Stream {
     archive: String,
     etag: Option<String>,
-    /// Bytes that it has unpacked, which only grows.
+    /// Unpacked bytes, which only grow.
     moved: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -164,7 +164,7 @@ struct State {
     /// By offset, then in order of arrival.
     requests: BTreeMap<(u64, u64), Request>,
     arrivals: u64,
-    /// What lies before is gone.
+    /// Everything before this is gone.
     floor: u64,
     is_busy: bool,
     has_ended: bool,
@@ -177,7 +177,7 @@ impl State {
 }
 
 impl Stream {
-    /// One with its first request.
+    /// A pass with its first request.
     fn new(wanted: &Wanted, sender: oneshot::Sender<Answer>) -> Self {
         let request = ((wanted.offset, 0), (wanted.clone(), sender));
         Self {
@@ -197,7 +197,7 @@ impl Stream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request that it has not passed; gives back another.
+    /// Accepts a request that it has not passed; returns any other.
     fn take(
         &self,
         wanted: &Wanted,

@@ -62,7 +62,7 @@ paid! {
     OutputTokens = "output-tokens", Tokens;
 }
 
-/// What a price may count.
+/// The unit of a price.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Time,
@@ -75,39 +75,39 @@ enum Kind {
 enum Unit {
     Hour,
     CoreHour,
-    /// So many requests.
+    /// This many requests.
     Requests(f64),
     Gigabyte,
     Million,
 }
 
-/// What is paid for at one time: a role of a fleet, or of this process.
+/// Resources held at one time: by a role of a fleet, or by this process.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Held {
     /// Processes, brokers or machines.
     pub processes: f64,
-    /// Threads that work in all of them.
+    /// Working threads in all of them.
     pub cores: f64,
 }
 
-/// What a job uses.
+/// The resources used by a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
     /// Hours that it takes.
     pub hours: f64,
-    /// What is held meanwhile by the role that lists.
+    /// Resources of the role ingest.
     pub ingest: Held,
-    /// By the role that prepares.
+    /// Of the role preprocess.
     pub preprocess: Held,
-    /// By the role that runs models.
+    /// Of the role infer.
     pub infer: Held,
-    /// By the role that commits.
+    /// Of the role sink.
     pub sink: Held,
-    /// By the role that answers requests.
+    /// Of the role serve.
     pub serve: Held,
-    /// By the broker.
+    /// Of the broker.
     pub broker: Held,
-    /// Machines as a whole.
+    /// Whole machines.
     pub machine: Held,
     /// Requests that read from S3.
     pub gets: f64,
@@ -117,14 +117,14 @@ pub struct Usage {
     pub read: f64,
     /// Bytes written to the output.
     pub written: f64,
-    /// Tokens that servers read.
+    /// Input tokens.
     pub input_tokens: f64,
-    /// Tokens that they write.
+    /// Output tokens.
     pub output_tokens: f64,
 }
 
 impl Usage {
-    /// What a price's amount is multiplied with.
+    /// The quantity that a price is multiplied by.
     fn of(&self, price: &Price) -> f64 {
         let held = match price.what {
             Paid::Ingest => self.ingest,
@@ -155,7 +155,7 @@ impl Usage {
 }
 
 impl Price {
-    /// What this price comes to.
+    /// The cost by this price.
     pub fn cost(&self, usage: &Usage) -> f64 {
         self.amount * usage.of(self)
     }
@@ -166,12 +166,12 @@ impl Price {
     }
 }
 
-/// What all prices come to.
+/// The total cost by all prices.
 pub fn cost(prices: &[Price], usage: &Usage) -> f64 {
     prices.iter().map(|price| price.cost(usage)).sum()
 }
 
-/// What is wrong with a list of prices, if anything: a thing that is paid for twice.
+/// The problem with a list of prices, if any: a duplicate entry.
 pub fn problem_of_prices(prices: &[Price]) -> Option<String> {
     let twice = prices.iter().enumerate().find(|(number, price)| {
         let before = &prices[..*number];
@@ -180,7 +180,7 @@ pub fn problem_of_prices(prices: &[Price]) -> Option<String> {
     twice.map(|(_, price)| format!("{} has two prices; give it one", price.what()))
 }
 
-/// What is wrong with prices where tokens are not counted: one of tokens.
+/// The problem with prices where tokens are not counted: a price of tokens.
 pub fn problem_of_token_prices(prices: &[Price]) -> Option<String> {
     let price = prices
         .iter()

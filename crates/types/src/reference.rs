@@ -3,11 +3,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Whose processor a model's tensors follow.
+/// The processor that a model's tensors follow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reference {
-    /// The one that the library which wrote the model's folder uses.
+    /// That of the library that wrote the model's folder.
     #[default]
     Auto,
     /// Pillow, as Transformers before version 5 and timm.
@@ -17,7 +17,7 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Whether nothing was asked for.
+    /// Whether this is the default.
     pub fn is_auto(&self) -> bool {
         *self == Self::Auto
     }

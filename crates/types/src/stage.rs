@@ -1,10 +1,10 @@
-//! The one table of stages: which roles there are, and which stream leads from one to the next.
+//! The table of stages: the roles, and the streams between them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A part of the work that scales on its own.
+/// A part of the work that scales independently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -16,11 +16,11 @@ pub enum Role {
     Infer,
     /// Commits rows.
     Sink,
-    /// Answers requests for single images; no part of the flow of jobs.
+    /// Answers requests for single images; not part of the flow of jobs.
     Serve,
 }
 
-/// What leads from one stage to the next.
+/// A stream between stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stream {
     /// Jobs to be listed: `trommel.jobs.<lane>`.
@@ -31,7 +31,7 @@ pub enum Stream {
     Tensors,
     /// Rows to be stored: `trommel.results.<job>.<model>`.
     Results,
-    /// What could not be worked on: `trommel.dead.<stage>.<job>`.
+    /// Dead letters: `trommel.dead.<stage>.<job>`.
     Dead,
 }
 
@@ -50,7 +50,7 @@ impl Role {
         }
     }
 
-    /// What it takes its work from; nothing of a role that is not in the flow of jobs.
+    /// The stream that it consumes; `None` for a role outside the flow of jobs.
     pub fn input(self) -> Option<Stream> {
         match self {
             Self::Ingest => Some(Stream::Jobs),
@@ -89,7 +89,7 @@ impl Stream {
         }
     }
 
-    /// Who publishes into it, as metrics name it.
+    /// The publishing stage, as named in metrics.
     pub fn publisher(self) -> &'static str {
         match self {
             Self::Jobs => "submit",

@@ -1,4 +1,4 @@
-//! Settings that `trommel tune` has found for a model on a kind of machine, and where they are kept.
+//! Settings that `trommel tune` found for a model on a kind of machine, and where they are stored.
 
 use std::fs;
 use std::io;
@@ -12,8 +12,8 @@ use serde_json::Value;
 use crate::calibration::{allowed, machine_of, write_whole};
 use crate::{InferConfig, WorkerConfig};
 
-/// The largest values that a profile may have. What is found lies far below; what is above was written by hand
-/// and would take the machine's memory or threads.
+/// Largest valid values in a profile. Found values are far below; larger ones were written by hand
+/// and would exhaust the machine's memory or threads.
 const LARGEST: [(&str, u64); 5] = [
     ("max-batch", 4096),
     ("instances", 1024),
@@ -23,7 +23,7 @@ const LARGEST: [(&str, u64); 5] = [
 ];
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Settings that decide how fast a model is on a machine.
+/// Settings that determine the speed of a model on a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Tuned {
@@ -38,26 +38,26 @@ pub struct Tuned {
     pub intra_threads: NonZeroUsize,
     /// Threads that decode and resize.
     pub preprocess_threads: NonZeroUsize,
-    /// Images held at once, being fetched or decoded.
+    /// Images in flight, being fetched or decoded.
     pub max_in_flight: NonZeroUsize,
 }
 
-/// What is kept of a search.
+/// The stored result of a search.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TunedProfile {
     /// The name of the model's folder.
     pub model: String,
-    /// Of the model. Other contents have another one.
+    /// The model's version. Other contents have another one.
     pub model_version: String,
-    /// What was aimed at, in words.
+    /// The objective, as text.
     pub objective: String,
     /// The settings.
     pub settings: Tuned,
 }
 
 impl Tuned {
-    /// The settings of a configuration, with the defaults applied, and this size of batches where none is
+    /// The settings of a configuration, with the defaults applied, and this batch size if none is
     /// configured.
     pub fn of(config: &WorkerConfig, max_batch: NonZeroUsize) -> Self {
         let at_least_1 = |number: usize| NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN);
@@ -71,8 +71,9 @@ impl Tuned {
         }
     }
 
-    /// Fills in what is not configured. Sessions and their threads belong together, and the size of batches
-    /// was found for them: if one of the two is configured, neither is filled in, nor the size.
+    /// Fills in settings that are not configured. Sessions and their threads belong together, and
+    /// the batch size was found for them: if one of the two is configured, none of the three is
+    /// filled in.
     pub fn fill_in(&self, config: &mut WorkerConfig) {
         self.fill_in_model(&mut config.infer);
         let preprocess = &mut config.preprocess;
@@ -82,7 +83,7 @@ impl Tuned {
         }
     }
 
-    /// Sets all of them, whatever is configured.
+    /// Sets all of them, overriding the configuration.
     pub fn set(&self, config: &mut WorkerConfig) {
         let (infer, preprocess) = (&mut config.infer, &mut config.preprocess);
         infer.max_batch = Some(self.max_batch);
@@ -93,7 +94,7 @@ impl Tuned {
         preprocess.max_in_flight = Some(self.max_in_flight);
     }
 
-    /// Fills in what concerns the model alone.
+    /// Fills in only the settings of the model.
     fn fill_in_model(&self, infer: &mut InferConfig) {
         if infer.instances.is_none() && infer.intra_threads.is_none() {
             infer.instances = Some(self.instances);
@@ -105,16 +106,16 @@ impl Tuned {
 }
 
 impl TunedProfile {
-    /// Where the profile of a model is kept for this kind of machine; nowhere without a cache.
+    /// Where the profile of a model is stored for this kind of machine; `None` without a cache.
     pub fn path(config: &InferConfig, model_version: &str) -> Option<PathBuf> {
         let name = format!("{model_version}{}", suffix(config));
         Some(folder(config)?.join(name))
     }
 
-    /// Writes it as a whole or not at all.
+    /// Writes it atomically.
     ///
     /// # Errors
-    /// When the folder cannot be written, or a setting is beyond what [`TunedProfile::recall`] takes.
+    /// If the folder cannot be written, or a setting exceeds what [`TunedProfile::recall`] accepts.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let profile = serde_json::to_value(self)?;
         match &*problems(&profile) {
@@ -123,7 +124,7 @@ impl TunedProfile {
         }
     }
 
-    /// Reads the profile of a model of this version.
+    /// Reads the profile of a model with this version.
     fn read(text: &[u8], model_version: &str) -> Result<Self, String> {
         let profile: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         let problems = problems(&profile);
@@ -148,8 +149,8 @@ impl TunedProfile {
         files.any(|file| file.file_name().to_string_lossy().ends_with(&suffix))
     }
 
-    /// The profile of a model for this kind of machine, if it is wanted and there is one. One that cannot be
-    /// read is warned of and not taken.
+    /// The profile of a model for this kind of machine, if wanted and present. An unreadable one is
+    /// ignored with a warning.
     pub fn recall(config: &InferConfig, model_version: &str) -> Option<Self> {
         let path = Self::path(config, model_version).filter(|_| config.profiles)?;
         let text = fs::read(&path).ok()?;
@@ -176,7 +177,7 @@ impl TunedProfile {
 }
 
 impl InferConfig {
-    /// These settings, filled in for a model that has a profile.
+    /// These settings, filled in for a model with a profile.
     pub fn tuned(&self, model_version: &str) -> Self {
         let mut filled = self.clone();
         if let Some(profile) = TunedProfile::recall(self, model_version) {
@@ -186,8 +187,8 @@ impl InferConfig {
     }
 }
 
-/// The settings that are beyond their range, each with its key, its value and the range. Keys that are missing or
-/// unknown are left to the decoder, which names them.
+/// The settings out of range, each with its key, value and range. The decoder reports missing and
+/// unknown keys.
 fn problems(profile: &Value) -> Vec<String> {
     let setting = |key: &str| profile.get("settings")?.get(key);
     let numbers = LARGEST.iter().filter_map(|(key, largest)| {
@@ -212,7 +213,7 @@ fn folder(config: &InferConfig) -> Option<PathBuf> {
     Some(config.cache.as_ref()?.join("tuned"))
 }
 
-/// What the names of profiles for this kind of machine end in.
+/// The suffix of profile names for this kind of machine.
 fn suffix(config: &InferConfig) -> String {
     let (devices, precision) = (config.devices(), config.precision);
     let (machine, cores) = (machine_of(devices.first()), crate::config::cores());
@@ -255,7 +256,7 @@ mod tests {
         assert_eq!(found.preprocess_threads, number(1));
         assert_eq!(config.preprocess.max_in_flight, None);
 
-        // A size that was found for other sessions says nothing.
+        // A size found for other sessions is meaningless.
         let mut config = WorkerConfig::default();
         config.infer.instances = Some(number(1));
         tuned().fill_in(&mut config);
