@@ -27,6 +27,9 @@ use crate::{Progress, WorkerError, trace};
 /// About how many images are listed ahead of an announcement.
 const CHUNK: usize = 4096;
 
+/// How many tasks may wait in memory until the listing is known to be the same as before.
+const FAR: u64 = 1 << 16;
+
 /// The context of the ingest role, for one job.
 pub(crate) struct Context {
     pub(crate) job: Arc<str>,
@@ -56,6 +59,15 @@ pub(crate) struct Start {
     pub(crate) announced: Announced,
     /// A suffix of each task's id, so that a lost message can be sent again.
     pub(crate) generation: String,
+    /// Whether the source was compared with what was announced; see [`check`].
+    pub(crate) is_checked: bool,
+}
+
+impl Start {
+    /// Whether so many images are announced and not stored that their tasks should not wait in memory.
+    pub(crate) fn is_far_behind(&self) -> bool {
+        self.announced.index.saturating_sub(self.stored) > FAR
+    }
 }
 
 /// A position in a listing, with a summary of what precedes it.
@@ -68,11 +80,21 @@ pub struct Announced {
 }
 
 impl Announced {
-    fn pass(self, uri: &str) -> Self {
+    /// The place behind an image. `adds` for jobs that skip images with rows, in the version that they
+    /// have: a changed image may need more or fewer rows.
+    fn pass(self, found: &Found, adds: bool) -> Self {
+        let mut hash = xxh3_64_with_seed(found.uri.as_bytes(), self.hash);
+        if let (true, Some(etag)) = (adds, &found.etag) {
+            hash = xxh3_64_with_seed(etag.as_bytes(), hash);
+        }
         Self {
             index: self.index + 1,
-            hash: xxh3_64_with_seed(uri.as_bytes(), self.hash),
+            hash,
         }
+    }
+
+    fn changed(self) -> WorkerError {
+        WorkerError::SourceChanged { listed: self.index }
     }
 }
 
@@ -234,6 +256,29 @@ pub(crate) async fn run(
     Ok(())
 }
 
+/// Compares a listing from its start with what was announced. `adds` as for [`Announced::pass`].
+///
+/// # Errors
+/// When the source cannot be listed, or lists something else.
+pub(crate) async fn check(
+    mut listing: BoxStream<'static, Result<Found, StorageError>>,
+    start: &Start,
+    adds: bool,
+) -> Result<(), WorkerError> {
+    let mut at = Announced {
+        index: start.first,
+        hash: 0,
+    };
+    while at.index < start.announced.index {
+        let found = listing.next().await;
+        at = at.pass(&found.ok_or(start.announced.changed())??, adds);
+    }
+    match at == start.announced {
+        true => Ok(()),
+        false => Err(start.announced.changed()),
+    }
+}
+
 /// Lists all of it. Cancel-safe: the next listing publishes images that were announced but not
 /// published.
 async fn list(
@@ -276,7 +321,7 @@ async fn announce_all(
     };
     let (mut passed, mut tasks, mut is_all) = (at.index, Vec::new(), false);
     loop {
-        let is_known = at.index >= expected.index;
+        let is_known = ctx.start.is_checked || at.index >= expected.index;
         let is_ahead = is_known && at.index - passed >= CHUNK as u64;
         tokio::select! {
             biased;
@@ -299,7 +344,7 @@ async fn announce_all(
         }
     }
     if at.index < expected.index {
-        return Err(ctx.changed());
+        return Err(expected.changed());
     }
     Ok(at.index)
 }
@@ -313,18 +358,14 @@ fn observe(
     tasks: &mut Vec<Task>,
 ) -> Result<Announced, WorkerError> {
     let (place, is_stored) = (at.index, at.index < ctx.start.stored);
-    let mut at = at.pass(&found.uri);
-    if let (Choice::Extend(_), Some(etag)) = (&*choice, &found.etag) {
-        // A changed image may need more or fewer rows.
-        at.hash = xxh3_64_with_seed(etag.as_bytes(), at.hash);
-    }
+    let at = at.pass(&found, matches!(choice, Choice::Extend(_)));
     let (counts, chosen) = choice.choose(place, found)?;
     if counts {
         ctx.progress.count_listed();
     }
     let expected = ctx.start.announced;
     if at.index == expected.index && at.hash != expected.hash {
-        return Err(ctx.changed());
+        return Err(expected.changed());
     }
     if let (Some((index, found)), false) = (chosen, is_stored) {
         tasks.push((at.index, index, found));
@@ -443,14 +484,6 @@ impl<'a> Publishing<'a> {
 
     fn pass(&self, stored: Stored) {
         self.ctx.place.reach(stored.place, Some(stored.mark));
-    }
-}
-
-impl Context {
-    fn changed(&self) -> WorkerError {
-        WorkerError::SourceChanged {
-            listed: self.start.announced.index,
-        }
     }
 }
 
@@ -637,5 +670,55 @@ mod tests {
         assert_eq!(listed.listed(), CHUNK as u64);
         let announced = notes.0.lock().unwrap().len();
         assert!(announced <= 3, "{announced}");
+    }
+
+    #[tokio::test]
+    async fn a_source_is_compared_with_what_was_announced_before() {
+        let (_, _, announced) = listed(&["a", "b", "c"], Start::default()).await;
+        let start = Start {
+            announced: announced.unwrap(),
+            ..Start::default()
+        };
+        for (uris, is_same) in [
+            (&["a", "b", "c"][..], true),
+            (&["a", "b", "c", "d"], true),
+            (&["a", "b"], false),
+            (&["a", "c", "b", "d"], false),
+        ] {
+            let images: Vec<_> = uris.iter().map(|uri| found(uri)).collect();
+            let checked = check(stream::iter(images).boxed(), &start, false).await;
+            assert_eq!(checked.is_ok(), is_same, "{uris:?}");
+        }
+    }
+
+    /// After a broker lost all messages of a job, its tasks waited in memory until as many images were
+    /// listed as ever before.
+    #[tokio::test]
+    async fn a_listing_that_was_compared_is_published_from_its_start() {
+        let (_, _, announced) = listed(&["a", "b", "c"], Start::default()).await;
+        for is_checked in [false, true] {
+            let queue = Arc::new(MemoryQueue::new(MemoryQueueConfig::default()));
+            let notes = Arc::new(Notes::default());
+            notes.0.lock().unwrap().push(announced.unwrap());
+            let start = Start {
+                announced: announced.unwrap(),
+                is_checked,
+                ..Start::default()
+            };
+            let ctx = context(
+                Arc::clone(&queue) as Arc<dyn Queue<ImageRef>>,
+                &notes,
+                start,
+            );
+            let listing = stream::iter([found("a")]).chain(stream::pending());
+            let choice = Choice::Resume(Box::default());
+            let token = CancellationToken::new();
+            let mut all = pin!(run(Arc::new(ctx), listing.boxed(), choice, token));
+            for _ in 0..10 {
+                assert!(futures::poll!(&mut all).is_pending());
+            }
+            let pulled = queue.pull(100, std::time::Duration::ZERO).await.unwrap();
+            assert_eq!(pulled.len(), usize::from(is_checked));
+        }
     }
 }

@@ -15,12 +15,12 @@ use trommel_sink::SourceCheck;
 use trommel_source::{SourceOptions, open_source};
 use trommel_types::{ImageRef, JobModel, JobRequest, JobSpec, Role};
 
-use crate::distributed::job_images::{Images, count, listed};
+use crate::distributed::job_images::{Images, count, listed, start_of};
 use crate::distributed::job_lease::{JobLease, JobLeases, Part};
 use crate::distributed::job_store::{JobStore, OutputHolder, Submitted};
 use crate::distributed::live_jobs::LiveJobs;
 use crate::distributed::names::{Subjects, feed_consumer, kept_id};
-use crate::distributed::record::{Job, JobState, Listing, Reason, ReasonKind};
+use crate::distributed::record::{Job, JobState, Reason, ReasonKind};
 use crate::distributed::repository::Repository;
 use crate::distributed::request::output_of;
 use crate::distributed::room::Room;
@@ -430,7 +430,17 @@ async fn list(
     }
     queues::ensure_consumers(&ctx.broker, &ctx.subjects, &ctx.config, job.models()).await?;
     let progress = Arc::new(Progress::default());
-    let start = start_of(job, &known, &images);
+    let mut start = start_of(job, &known, &images);
+    if start.is_far_behind() {
+        // Its tasks would not fit in memory until the listing is known to be the same.
+        let again = listed(request, &images, &ctx.config, known.mark.clone());
+        let checked = ingest::check(again, &start, job.adds());
+        let Some(checked) = shutdown.run_until_cancelled(checked).await else {
+            return Ok(Listed::Stopped);
+        };
+        checked?;
+        start.is_checked = true;
+    }
     let feed = match &images {
         Images::Feed(feed) => Some(feed.as_ref().clone()),
         Images::Source(_) => None,
@@ -480,30 +490,6 @@ async fn list(
             false => Listed::Ended,
         },
     )
-}
-
-/// Where the listing of a job resumes.
-fn start_of(job: &Job, known: &Listing, images: &Images) -> ingest::Start {
-    let (is_feed, is_retry) = (
-        matches!(images, Images::Feed(_)),
-        job.spec.request.options.retry.is_some(),
-    );
-    ingest::Start {
-        first: if is_feed { known.listed } else { 0 },
-        stored: match is_retry {
-            true => 0, // its rows say what is done
-            false if job.adds() => known.passed.unwrap_or_default(),
-            false => known.listed,
-        },
-        announced: match is_feed || is_retry {
-            true => Announced::default(),
-            false => known.announced,
-        },
-        generation: match known.generation {
-            0 => String::new(),
-            generation => format!("-{generation}"),
-        },
-    }
 }
 
 /// Records the position of a listing until it ends, and stops it when the job is over. Returns how

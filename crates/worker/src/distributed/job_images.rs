@@ -12,7 +12,8 @@ use trommel_storage::StorageError;
 use trommel_types::{Column, JobRequest};
 
 use crate::distributed::feed;
-use crate::distributed::record::Counted;
+use crate::distributed::record::{Counted, Job, Listing};
+use crate::ingest::{self, Announced};
 use crate::{WorkerConfig, WorkerError};
 
 /// Images that a dry run classifies.
@@ -82,4 +83,29 @@ pub(crate) fn listed(
             .boxed();
     }
     all
+}
+
+/// Where the listing of a job resumes.
+pub(crate) fn start_of(job: &Job, known: &Listing, images: &Images) -> ingest::Start {
+    let (is_feed, is_retry) = (
+        matches!(images, Images::Feed(_)),
+        job.spec.request.options.retry.is_some(),
+    );
+    ingest::Start {
+        first: if is_feed { known.listed } else { 0 },
+        stored: match is_retry {
+            true => 0, // its rows say what is done
+            false if job.adds() => known.passed.unwrap_or_default(),
+            false => known.listed,
+        },
+        announced: match is_feed || is_retry {
+            true => Announced::default(),
+            false => known.announced,
+        },
+        generation: match known.generation {
+            0 => String::new(),
+            generation => format!("-{generation}"),
+        },
+        is_checked: false,
+    }
 }
