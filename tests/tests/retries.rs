@@ -415,10 +415,9 @@ fn what_a_row_passes_through_is_in_the_new_one_too() {
 }
 
 /// Each model has failed rows of its own; a job that failed is as failed as before.
-#[test]
-fn a_job_of_two_models_that_failed_is_tried_again() {
-    let folder = Folder::with_digits(40);
-    let spoilt = spoil(&folder, (0..40).step_by(2));
+/// A job of the models `digits` and `other` that failed: every other one of its images is spoilt.
+fn two_models_failed(folder: &Folder) -> (Cluster, Vec<PathBuf>) {
+    let spoilt = spoil(folder, (0..40).step_by(2));
     let models = folder.path("models");
     for name in ["digits", "other"] {
         std::fs::create_dir_all(models.join(name)).unwrap();
@@ -438,7 +437,10 @@ fn a_job_of_two_models_that_failed_is_tried_again() {
         .args(["--max-failure-rate", "0.1"])
         .run();
     cluster.assert_code(&failed, 4);
-    mend(&spoilt);
+    (cluster, spoilt)
+}
+
+fn retry_when_its_workers_have_let_go(cluster: &Cluster) {
     let retried = cluster.eventually("its workers have let go of it", || {
         let retried = cluster
             .command(["jobs", "retry", "hopeless", "--wait"])
@@ -446,10 +448,24 @@ fn a_job_of_two_models_that_failed_is_tried_again() {
         retried.status.success().then_some(retried)
     });
     cluster.assert_code(&retried, 0);
+}
+
+#[test]
+fn a_job_of_two_models_that_failed_is_tried_again() {
+    let folder = Folder::with_digits(40);
+    let (cluster, spoilt) = two_models_failed(&folder);
+    mend(&spoilt);
+    retry_when_its_workers_have_let_go(&cluster);
     let job = show(&cluster, "hopeless");
     assert_eq!(job["state"], "failed");
     for (place, model) in ["digits", "other"].into_iter().enumerate() {
-        let rows = rows(&output.join(model));
+        let output = folder.path("rows").join(model);
+        // The job may have ended because of one model before the other had any row.
+        let rows = if output.exists() {
+            rows(&output)
+        } else {
+            Vec::new()
+        };
         assert!(rows.iter().all(|row| row.status == "ok"), "{model}");
         let counted = &job["models"][place];
         assert_eq!(
@@ -457,10 +473,36 @@ fn a_job_of_two_models_that_failed_is_tried_again() {
             (&json!(rows.len()), &json!(0))
         );
         // One model may have had all of its rows when the job ended because of the other.
-        if output.join(model).join("_SUCCESS").exists() {
-            assert_eq!(summary(&output.join(model))["failed"], 0);
+        if output.join("_SUCCESS").exists() {
+            assert_eq!(summary(&output)["failed"], 0);
         }
     }
+}
+
+#[test]
+fn a_retry_leaves_out_a_model_without_rows() {
+    let folder = Folder::with_digits(40);
+    let (mut cluster, spoilt) = two_models_failed(&folder);
+    mend(&spoilt);
+    // As if the job had ended because of one model before the other had any row.
+    let job = show(&cluster, "hopeless");
+    let failed = |place: usize| job["models"][place]["failed"].as_u64().unwrap();
+    let (kept, removed) = match failed(0) >= failed(1) {
+        true => ("digits", "other"),
+        false => ("other", "digits"),
+    };
+    let (kept, removed) = (
+        folder.path("rows").join(kept),
+        folder.path("rows").join(removed),
+    );
+    cluster.kill(0);
+    let _ = std::fs::remove_dir_all(&removed);
+    cluster.start_again(0);
+    cluster.await_ready();
+    retry_when_its_workers_have_let_go(&cluster);
+    assert!(!removed.exists());
+    let rows = rows(&kept);
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.status == "ok"));
 }
 
 /// The embedded run is killed while it tries rows again, and the same command goes on.

@@ -6,7 +6,7 @@
 //! ends.
 
 use trommel_sink::Existing;
-use trommel_types::{JobBase, JobSpec};
+use trommel_types::{JobBase, JobModel, JobSpec};
 
 use crate::WorkerError;
 use crate::distributed::ingest_jobs::Context;
@@ -94,19 +94,23 @@ pub(crate) async fn next_number(
     }
 }
 
-/// The number of the last run with rows among those of a job at its output.
-pub(crate) async fn last_number(ctx: &Context, job: &Job) -> Result<u32, WorkerError> {
-    let mut last = 0;
+/// The models of a job that have rows at its output, and the number of the last run with rows there.
+/// A job may have ended before one of its models had any.
+pub(crate) async fn models_with_rows(
+    ctx: &Context,
+    job: &Job,
+) -> Result<(Vec<JobModel>, u32), WorkerError> {
+    let (mut models, mut last) = (Vec::new(), 0);
     for model in job.models() {
         let output = output_of(&job.spec.request, &model.name, &ctx.config)?;
         let record = record(&job.spec, model, 0);
         let found = output.base(&record, Some(&record.job_id)).await;
-        last = found
-            .map_err(refused)?
-            .map_or(0, |found| found.last)
-            .max(last);
+        if let Some(found) = found.map_err(refused)? {
+            models.push(model.clone());
+            last = found.last.max(last);
+        }
     }
-    Ok(last)
+    Ok((models, last))
 }
 
 /// The images that have valid rows next to those of a job; with several models, rows of all of

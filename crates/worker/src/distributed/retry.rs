@@ -10,7 +10,7 @@ use trommel_types::{ErrorKind, JobBase, JobOptions, JobRequest, JobSpec, RetryOf
 
 use crate::WorkerError;
 use crate::again::Again;
-use crate::distributed::added::{last_number, next_number};
+use crate::distributed::added::{models_with_rows, next_number};
 use crate::distributed::control::{self, Refused};
 use crate::distributed::feed;
 use crate::distributed::ingest_jobs::{Context, take_output};
@@ -161,7 +161,6 @@ async fn check(
 
 /// Whether the rows of `job` are still in an output that another job has taken: that job added rows
 /// to them, or ended without any.
-/// the same, or it has ended without any.
 fn is_of(other: &Job, job: &Job) -> bool {
     other.spec.run.is_empty() || other.root() == job.root()
 }
@@ -291,9 +290,13 @@ pub(crate) async fn begin(
         run: run.to_owned(),
         number: 0,
     };
-    let last = last_number(ctx, &job).await?;
+    let (models, last) = models_with_rows(ctx, &job).await?;
+    if models.is_empty() {
+        return refused(nothing_failed(retry));
+    }
     let mut spec = JobSpec {
         run: format!("{:08x}", rand::random::<u32>()),
+        models,
         base: Some(base),
         request: request.clone(),
         ..job.spec
