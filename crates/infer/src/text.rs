@@ -137,7 +137,6 @@ impl TextTower {
     /// truncated, as in Transformers.
     ///
     /// If the tower fails, or its output is malformed.
-    /// When the tower fails, or gives something else.
     pub(crate) fn embed(&mut self, texts: &[String]) -> Result<Vec<f32>, InferError> {
         let tokens = self.tokens(texts)?;
         self.run(&tokens)

@@ -8,7 +8,7 @@
 //! and time; a request above a limit is refused with a reason, and slow clients do not delay
 //! others. An admitted request is answered, even while the process stops. The answer for an image
 //! is its row, as a job would write it.
-//! row, as a job would write it.
+//!
 //! Deliberately absent: decoding and models, which belong to the worker; queues and retries, which
 //! belong to the client; arguments and signals, which belong to the binary.
 

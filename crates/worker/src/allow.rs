@@ -189,7 +189,6 @@ impl Allowed {
     /// Costs a look at the file system for a local image, and a comparison for others.
     ///
     /// If it is not allowed; the error says what to add.
-    /// When it is not allowed; the error says what to add.
     pub fn check_image(&self, image: &ImageRef) -> Result<(), Refusal> {
         if let Content::Inline(_) = &image.content {
             return Ok(());
@@ -391,7 +390,6 @@ fn resolved(path: &Path) -> io::Result<PathBuf> {
                 };
                 // Creating it would write to the link's target. Asked without a slash at the end,
                 // which would follow the link.
-                // which would ask for where it leads.
                 if parent.join(name).is_symlink() {
                     return error("it is a symbolic link that leads nowhere");
                 }

@@ -174,7 +174,6 @@ fn into_worker_error(error: TaskError) -> WorkerError {
 }
 
 /// Ignores a late settle: the image belongs to another worker now, whose outcome repeats this one.
-/// this one.
 pub(crate) fn expired(error: QueueError) -> Result<(), QueueError> {
     if error.kind() == QueueErrorKind::Expired {
         tracing::debug!(%error, "settled too late");

@@ -61,7 +61,6 @@ impl Link {
             Ok(state) => state.begun(),
             // The sender is in the client's event callback. If the client is gone, requests fail by
             // themselves.
-            // by themselves.
             Err(_) => self.now(),
         }
     }

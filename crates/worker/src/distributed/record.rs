@@ -293,7 +293,6 @@ impl Rows {
 
     /// Sets the job's totals with the rows of a retry; `false` if those of a later one are already
     /// included.
-    /// counted already.
     pub(crate) fn count_retried(&mut self, number: u32, whole: &Summary) -> bool {
         if self.retried > number {
             return false;
