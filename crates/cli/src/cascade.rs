@@ -1,5 +1,5 @@
 //! `trommel classify` with two models: first a random sample, then a rule learned from it, then the
-//! rest.
+//! rest; and what a job of two models over a broker reports.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::{Decided, Pair, Rule, Wanted, check_cascade, has_shifted};
 use trommel_sink::{Output, ResultSink};
-use trommel_worker::{EmbeddedJob, Ended, Images, Progress};
+use trommel_worker::{CascadeStatus, DecidedRows, EmbeddedJob, Ended, Images, Learned, Progress};
 
 use crate::args::ClassifyArgs;
 use crate::config::Config;
@@ -126,24 +126,26 @@ pub(crate) fn run(
             "the sample shows no threshold with an agreement of {agree} for any class; all images go to the large model"
         );
     }
-    engine.set_rule(rule.clone());
 
     let rest = match added.is_some() {
         true => Images::New(runtime.block_on(sink.existing())?),
         false => Images::Missing,
     };
     let _bar = Bar::show(progress, None, args.quiet);
+    let job = EmbeddedJob {
+        rule: Some(Arc::new(rule.clone())),
+        ..job
+    };
     let (ended, sink) =
         runtime.block_on(job.into_output(sink, rest, Arc::clone(progress), stop))?;
     let decided = engine.decided().unwrap_or_default();
-    let all = decided.sample + decided.small + decided.large;
     let report = CascadeReport {
         agree,
         sample: pairs.len(),
         shifted,
         rule,
         decided,
-        saved: decided.small as f64 / all.max(1) as f64,
+        saved: saved(decided),
     };
     Ok((ended, sink, Some(report)))
 }
@@ -188,27 +190,77 @@ impl CascadeReport {
 
 impl fmt::Display for CascadeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decided {
-            sample,
-            small,
-            large,
-        } = self.decided;
-        writeln!(
-            f,
-            "  cascade: {small} by the small model alone ({:.0} %), {large} unsure, {sample} sampled",
-            100.0 * self.saved
-        )?;
-        let [low, high] = self.rule.interval.map(|share| 100.0 * share);
-        write!(
-            f,
-            "  agreement: {:.2} % ({low:.2} to {high:.2}) of {} sampled images, at least {} % asked for",
-            100.0 * self.rule.agreement,
-            self.rule.tried,
-            100.0 * self.agree
-        )?;
+        write_decided(f, self.decided)?;
+        write_rule(f, &self.rule, self.agree)?;
         match self.shifted {
             true => writeln!(f, "; the classes have shifted since the earlier sample"),
             false => writeln!(f),
         }
     }
+}
+
+/// The cascade of a job over a broker, as far as it is known.
+pub(crate) struct OfJob<'a>(pub(crate) &'a CascadeStatus);
+
+impl fmt::Display for OfJob<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CascadeStatus {
+            agree,
+            learned,
+            decided,
+        } = self.0;
+        if let Some(DecidedRows {
+            sample,
+            small,
+            large,
+        }) = *decided
+        {
+            let decided = Decided {
+                sample,
+                small,
+                large,
+            };
+            write_decided(f, decided)?;
+        }
+        match learned {
+            None => writeln!(
+                f,
+                "  cascade: both models classify the sample that the rule is learned from"
+            ),
+            Some(Learned { rule, .. }) => {
+                write_rule(f, rule, *agree)?;
+                writeln!(f)
+            }
+        }
+    }
+}
+
+fn write_decided(f: &mut fmt::Formatter<'_>, decided: Decided) -> fmt::Result {
+    let Decided {
+        sample,
+        small,
+        large,
+    } = decided;
+    writeln!(
+        f,
+        "  cascade: {small} by the small model alone ({:.0} %), {large} unsure, {sample} sampled",
+        100.0 * saved(decided)
+    )
+}
+
+fn write_rule(f: &mut fmt::Formatter<'_>, rule: &Rule, agree: f64) -> fmt::Result {
+    let [low, high] = rule.interval.map(|share| 100.0 * share);
+    write!(
+        f,
+        "  agreement: {:.2} % ({low:.2} to {high:.2}) of {} sampled images, at least {} % asked for",
+        100.0 * rule.agreement,
+        rule.tried,
+        100.0 * agree
+    )
+}
+
+/// Share of the images that did not need the large model.
+fn saved(decided: Decided) -> f64 {
+    let all = decided.sample + decided.small + decided.large;
+    decided.small as f64 / all.max(1) as f64
 }

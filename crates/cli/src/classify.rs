@@ -97,6 +97,7 @@ pub(crate) fn run(
         engine: Arc::new(engine),
         record: sink.as_ref().map_or(record, |sink| sink.job().clone()),
         rows,
+        rule: None,
         config,
         max_failure_rate: args.max_failure_rate,
     };
@@ -238,6 +239,7 @@ fn dry_run(
         engine: Arc::new(engine),
         record,
         rows,
+        rule: None,
         config,
         max_failure_rate: None,
     };
@@ -412,11 +414,11 @@ fn record(
             ..JobRequest::default()
         },
         run: JobRecord::new_run(),
-        base: None,
         source: source.describe(),
         columns,
         models: vec![model.clone()],
         answers,
+        ..JobSpec::default()
     };
     Ok(trommel_worker::job_record(&spec, &model))
 }

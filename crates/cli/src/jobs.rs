@@ -6,13 +6,14 @@ use anyhow::{Context, Result, bail};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use trommel_queue::Broker;
 use trommel_sink::Format;
-use trommel_types::{ErrorKind, JobOptions, JobRequest};
+use trommel_types::{Cascade, ErrorKind, JobOptions, JobRequest};
 use trommel_worker::{
     Client, DeadLetter, JobReasons, JobState, JobStatus, ListRequest, ModelStatus, ReasonKind,
     RetryRequest, WorkerError,
 };
 
 use crate::args::{JobsCommand, SubmitArgs};
+use crate::cascade;
 use crate::config::Config;
 use crate::exit::{Exit, Usage, warn_in_red};
 use crate::forecast::{self, Compared, DryRun};
@@ -174,6 +175,10 @@ fn request(args: &SubmitArgs, config: &Config) -> Result<JobRequest> {
         models: args.model.clone(),
         output: args.output.clone(),
         lane: args.lane,
+        cascade: args.agree.map(|agree| Cascade {
+            agree,
+            sample: args.agree_sample,
+        }),
         rows: rows.context(Usage)?,
         options: JobOptions {
             format: Some(Format::from(args.format).to_string()),
@@ -407,6 +412,9 @@ fn show_one(job: &JobStatus, json: bool) -> Result<()> {
             model.rate
         )?;
         show_failures(&mut out, &model.failures)?;
+    }
+    if let Some(cascade) = &job.cascade {
+        write!(out, "{}", cascade::OfJob(cascade))?;
     }
     for stage in &job.stages {
         writeln!(

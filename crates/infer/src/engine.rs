@@ -12,8 +12,7 @@ use crate::learning::Learning;
 use crate::prompt::{Servers, SharedServers};
 use crate::wanted::{Known, Resolved};
 use crate::{
-    Answer, Decided, EngineStats, InferError, InferErrorKind, Model, Prompt, PromptStats, Rule,
-    Wanted,
+    Answer, Decided, EngineStats, InferError, InferErrorKind, Model, Prompt, PromptStats, Wanted,
 };
 
 /// How a model is distributed over threads and batches.
@@ -173,13 +172,6 @@ impl Engine {
             work: Work::Cascade(Arc::new(Cascade::new(small, large, agree)?)),
             wanted: Known::default(),
         })
-    }
-
-    /// From now on a cascade uses this rule; until then it answers as for the sample.
-    pub fn set_rule(&self, rule: Rule) {
-        if let Work::Cascade(cascade) = &self.work {
-            cascade.set_rule(rule);
-        }
     }
 
     /// How often each model of a cascade decided.

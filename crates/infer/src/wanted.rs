@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use trommel_types::{EmbeddingType, LabelSet, RowOptions};
 
-use crate::{Head, InferError};
+use crate::{Head, InferError, Rule};
 
 /// Row options for one image. Each call of [`Engine::classify`](crate::Engine::classify) may have
 /// different ones.
@@ -29,6 +29,10 @@ pub struct Wanted {
     /// Thresholds of some classes, by label. They override `threshold` and those of the model's
     /// folder.
     pub thresholds: BTreeMap<String, f32>,
+    /// For a cascade: when its small model decides. Without it, both models answer, as for the
+    /// sample.
+    #[serde(skip)]
+    pub rule: Option<Arc<Rule>>,
 }
 
 impl Default for Wanted {
@@ -42,6 +46,7 @@ impl Default for Wanted {
             labels: None,
             threshold: None,
             thresholds: BTreeMap::new(),
+            rule: None,
         }
     }
 }
@@ -57,6 +62,7 @@ impl From<&RowOptions> for Wanted {
             labels: rows.labels.clone(),
             threshold: rows.threshold,
             thresholds: rows.thresholds.clone(),
+            rule: None,
         }
     }
 }

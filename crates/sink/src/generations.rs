@@ -95,7 +95,7 @@ pub(crate) struct Generation {
 }
 
 /// A file of rows.
-struct RowFile {
+pub(crate) struct RowFile {
     place: Place,
     format: Format,
     /// What is known without reading its rows.
@@ -119,6 +119,10 @@ impl Generation {
                 record: None,
             }],
         }
+    }
+
+    pub(crate) fn files(&self) -> &[RowFile] {
+        &self.files
     }
 
     /// Number of rows, if known without reading them.
@@ -239,8 +243,12 @@ pub(crate) async fn existing(
 }
 
 impl RowFile {
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
     /// Its name for people, and its content.
-    async fn open(&self) -> Result<(String, Input), StorageError> {
+    pub(crate) async fn open(&self) -> Result<(String, Input), StorageError> {
         match &self.place {
             Place::Object(store, key) => {
                 let content = store.get(key, Get::default()).await?;

@@ -11,6 +11,7 @@
 //!
 //! Deliberately absent: retries and queues, which belong to the worker.
 
+mod cascade_rows;
 mod claims;
 mod destination;
 mod existing;
@@ -35,6 +36,7 @@ mod summary;
 mod table;
 mod takeover;
 
+pub use cascade_rows::{CascadeRows, SampledRow};
 pub use claims::{Claim, Claims, Preconditions};
 pub use destination::Destination;
 pub use existing::Existing;

@@ -22,8 +22,8 @@ use crate::row::Row;
 use crate::summary::{StoredSummary, Times};
 use crate::takeover::{Identity, SUCCESS, SUMMARY, StoredJob, output_exists, read};
 use crate::{
-    Claims, Committed, Destination, EncodedPart, Existing, FailedImage, Format, JobRecord, Ledger,
-    Opened, Preconditions, ResultSink, Reuse, Summary,
+    CascadeRows, Claims, Committed, Destination, EncodedPart, Existing, FailedImage, Format,
+    JobRecord, Ledger, Opened, Preconditions, ResultSink, Reuse, Summary,
 };
 
 /// Parts read concurrently.
@@ -416,6 +416,12 @@ impl ResultSink for PartSink {
             false => None,
         };
         retried.existing(own.as_ref()).await
+    }
+
+    async fn cascade_rows(&mut self) -> Result<CascadeRows, StorageError> {
+        let parts = Some(self.ledger.parts.as_slice());
+        let parts = self.place.generation(&self.job, parts).await?;
+        CascadeRows::of(&parts, &self.job).await
     }
 
     /// After a crash at any point, the next sink finishes the job.

@@ -4,7 +4,8 @@ use trommel_storage::{StorageError, StorageErrorKind};
 
 use crate::row::Row;
 use crate::{
-    EncodedPart, Existing, FailedImage, JobRecord, Ledger, Preconditions, SourceCheck, Summary,
+    CascadeRows, EncodedPart, Existing, FailedImage, JobRecord, Ledger, Preconditions, SourceCheck,
+    Summary,
 };
 
 /// The destination of one job's rows; each index is committed once.
@@ -69,6 +70,17 @@ pub trait ResultSink: Send {
     /// If the rows cannot be read, or are too many for one retry.
     async fn failed_images(&mut self) -> Result<Vec<FailedImage>, StorageError> {
         Ok(Vec::new())
+    }
+
+    /// For a cascade: the decisions in the rows that are committed now.
+    ///
+    /// # Errors
+    /// If the rows cannot be read back.
+    async fn cascade_rows(&mut self) -> Result<CascadeRows, StorageError> {
+        Err(StorageError::new(
+            StorageErrorKind::InvalidDestination,
+            "the rows of a cascade are read back, which this output does not allow; give a folder or s3://bucket/prefix/",
+        ))
     }
 
     /// Ends a job whose rows are all committed, and records its end; for a retry also the job's

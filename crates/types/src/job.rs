@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::message::decode;
 use crate::price::{problem_of_prices, problem_of_token_prices};
 use crate::{
-    Column, DecodeError, EmbeddingType, ErrorKind, FrameRate, LabelSet, Lane, Message, Mode, PHASH,
-    Price, Reference, WIRE_VERSION,
+    Cascade, Column, DecodeError, EmbeddingType, ErrorKind, FrameRate, LabelSet, Lane, Message,
+    Mode, PHASH, Price, Reference, WIRE_VERSION,
 };
 
 /// Longest job id.
@@ -28,7 +28,8 @@ pub struct JobRequest {
     /// new objects: such a job runs until it is cancelled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// Names of models in the workers' repository; each model gets its own rows.
+    /// Names of models in the workers' repository; each model gets its own rows, except in a
+    /// cascade.
     pub models: Vec<String>,
     /// Where rows go: a folder that the workers share, or `s3://bucket/prefix/`. With several
     /// models, each gets a folder with its name in it.
@@ -36,6 +37,9 @@ pub struct JobRequest {
     /// How urgent it is.
     #[serde(default, skip_serializing_if = "Lane::is_normal")]
     pub lane: Lane,
+    /// Runs the two models as a cascade, with one row for each image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cascade: Option<Cascade>,
     /// What each row holds.
     #[serde(default)]
     pub rows: RowOptions,
@@ -352,6 +356,8 @@ impl JobRequest {
             self.options.retry.as_ref().is_some_and(is_other),
             "options.retry: a retry is asked for by trommel jobs retry, which gives it its id",
         );
+        let cascade = self.cascade.and_then(|cascade| cascade.problem(self));
+        check(cascade.is_some(), cascade.unwrap_or_default());
         let is_share = |share: &f32| (0.0..=1.0).contains(share);
         let mut thresholds = self
             .rows

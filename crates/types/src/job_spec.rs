@@ -27,6 +27,9 @@ pub struct JobSpec {
     /// The models, with their versions.
     #[serde(default)]
     pub models: Vec<JobModel>,
+    /// For a cascade: its small model and its large one, which `models` names as one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<JobModel>,
     /// By model name: the columns that its rows have besides those of all rows and of the source.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub answers: BTreeMap<String, Vec<Column>>,

@@ -30,6 +30,7 @@
 //! assert_eq!(ImageRef::decode(&wire).unwrap(), image);
 //! ```
 
+mod cascade;
 mod classification;
 mod column;
 mod embedding_type;
@@ -49,6 +50,7 @@ mod price;
 mod reference;
 pub mod stage;
 
+pub use cascade::Cascade;
 pub use classification::{Classification, Failure, ImageSize, Outcome, Scores, TopLabel};
 pub use column::{Column, ColumnKind, PHASH, Scalar};
 pub use embedding_type::EmbeddingType;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use trommel_infer::{Engine, Wanted};
+use trommel_infer::{Engine, Rule, Wanted};
 use trommel_preprocess::Plan;
 use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
 use trommel_sink::{Existing, FailedImage, JobRecord, ResultSink, StreamSink};
@@ -46,6 +46,8 @@ pub struct EmbeddedJob {
     pub record: JobRecord,
     /// Row options.
     pub rows: RowOptions,
+    /// For a cascade: its rule, once the sample is classified.
+    pub rule: Option<Arc<Rule>>,
     /// Settings of the roles.
     pub config: WorkerConfig,
     /// Share of failed images above which the job ends early.
@@ -222,7 +224,10 @@ impl EmbeddedJob {
             models: [planned].into(),
             mode: self.rows.mode,
             phash: self.rows.phash,
-            rows: Arc::new(Wanted::from(&self.rows)),
+            rows: Arc::new(Wanted {
+                rule: self.rule.clone(),
+                ..Wanted::from(&self.rows)
+            }),
             columns: self.record.columns.len() - self.engine.columns().len(),
             image_deadline: None,
         };

@@ -44,7 +44,7 @@ pub(crate) struct LocalHop {
 #[async_trait]
 impl TensorHop for LocalHop {
     async fn hand_on(&self, tensor: PreparedImage, model: &ModelId) -> Result<(), TaskError> {
-        let wanted = self.settler.jobs.rows(&tensor.image.job).await?;
+        let wanted = self.settler.jobs.rows(&tensor.image).await?;
         let engine = self.engines.engine(model, &wanted).await?;
         let asked = Instant::now();
         let answer = engine

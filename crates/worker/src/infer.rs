@@ -99,7 +99,7 @@ async fn classify_one(
     }
     ctx.settler.check_attempt(delivery).await?;
     check_due(image.due_at)?;
-    let wanted = ctx.settler.jobs.rows(&image.image.job).await?;
+    let wanted = ctx.settler.jobs.rows(&image.image).await?;
     let engine = ctx.engines.engine(model, &wanted).await?;
     if !engine.is_prepared(&wanted) {
         // Embedding labels takes seconds; all images of the job wait for it together.

@@ -173,7 +173,7 @@ pub(crate) enum Choice {
 pub(crate) struct Share(pub(crate) f64);
 
 impl Share {
-    fn holds(self, index: u64) -> bool {
+    pub(crate) fn holds(self, index: u64) -> bool {
         // A different seed from other choices by hash.
         let hash = xxh3_64_with_seed(&index.to_le_bytes(), 0x6361_7363_6164_6531);
         (hash as f64) < self.0 * u64::MAX as f64

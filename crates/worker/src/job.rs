@@ -52,6 +52,12 @@ impl PlannedModel {
     pub(crate) fn plans(&self) -> impl Iterator<Item = &Plan> {
         std::iter::once(&*self.plan).chain(self.also.as_deref())
     }
+
+    /// Bytes of a tensor, without images that are sent as files to a prompt's servers.
+    pub(crate) fn tensor_bytes(&self) -> usize {
+        let shapes = self.plans().filter_map(Plan::shape);
+        shapes.map(|shape| shape.len()).sum()
+    }
 }
 
 /// What preprocess needs to know about a job: the models to prepare each image for.
@@ -99,11 +105,11 @@ pub(crate) trait Jobs: Send + Sync {
     /// A problem with the job, or why it cannot be looked up.
     async fn plan(&self, job: &str) -> Result<Planned, WorkerError>;
 
-    /// The row options of a job.
+    /// The options of an image's row.
     ///
     /// # Errors
     /// As [`Jobs::plan`].
-    async fn rows(&self, job: &str) -> Result<Arc<Wanted>, WorkerError>;
+    async fn rows(&self, image: &ImageRef) -> Result<Arc<Wanted>, WorkerError>;
 
     /// Number of columns from the source; those of the model follow.
     ///
@@ -168,7 +174,7 @@ impl Jobs for OneJob {
         Ok(Planned::Running(self.plan.clone()))
     }
 
-    async fn rows(&self, _: &str) -> Result<Arc<Wanted>, WorkerError> {
+    async fn rows(&self, _: &ImageRef) -> Result<Arc<Wanted>, WorkerError> {
         Ok(Arc::clone(&self.plan.rows))
     }
 

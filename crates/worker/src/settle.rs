@@ -286,7 +286,7 @@ mod tests {
             Ok(Planned::Unknown)
         }
 
-        async fn rows(&self, _: &str) -> Result<Arc<Wanted>, WorkerError> {
+        async fn rows(&self, _: &ImageRef) -> Result<Arc<Wanted>, WorkerError> {
             Ok(Arc::default())
         }
 

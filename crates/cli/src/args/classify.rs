@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use trommel_types::Cascade;
 
 use crate::hub::{Dtype, ModelName};
 
@@ -33,7 +34,7 @@ pub(crate) struct ClassifyArgs {
     pub(crate) agree: Option<f64>,
 
     /// Approximate number of images in that sample
-    #[arg(long, value_name = "N", default_value = "1500", requires = "agree")]
+    #[arg(long, value_name = "N", default_value_t = Cascade::SAMPLE, requires = "agree")]
     pub(crate) agree_sample: u64,
 
     /// Precision of a model of the hub. Default: fp32, or the only precision available

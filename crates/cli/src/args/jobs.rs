@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use trommel_types::Cascade;
 
 use super::foresight::amount;
 use super::{BrokerArgs, PartFormat, PriceArgs, RowArgs, SourceArgs, share};
@@ -14,7 +15,8 @@ pub(crate) struct SubmitArgs {
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<String>,
 
-    /// Names of models in the workers' repository; each model gets its own rows
+    /// Names of models in the workers' repository; each model gets its own rows. A cascade has two,
+    /// the small one first
     #[arg(
         short,
         long,
@@ -23,6 +25,15 @@ pub(crate) struct SubmitArgs {
         value_name = "NAMES"
     )]
     pub(crate) model: Vec<String>,
+
+    /// With two models: the share of images, below 1, whose label must agree with the second
+    /// model's. A random sample classified by both models decides how certain the first one must be
+    #[arg(long, value_name = "SHARE", conflicts_with_all = ["dry_run", "skip_existing"])]
+    pub(crate) agree: Option<f64>,
+
+    /// Approximate number of images in that sample
+    #[arg(long, value_name = "N", default_value_t = Cascade::SAMPLE, requires = "agree")]
+    pub(crate) agree_sample: u64,
 
     /// Where rows go, as the workers see it (a relative path is taken from where they run): a folder,
     /// s3://bucket/prefix/, or postgres://user@host/database?table=name

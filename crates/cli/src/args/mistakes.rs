@@ -34,13 +34,6 @@ fn explained(error: Error) -> Error {
         Some(ContextValue::String(text)) => Some(text),
         _ => None,
     };
-    if error.kind() == ErrorKind::UnknownArgument
-        && text(ContextKind::InvalidArg).is_some_and(|option| option.starts_with("--agree"))
-    {
-        let message = "--agree belongs to trommel classify: workers run no cascades. Run the cascade with \
-                       trommel classify, or submit a job with one of its models\n";
-        return Error::raw(ErrorKind::UnknownArgument, message);
-    }
     let named = (
         text(ContextKind::InvalidArg).and_then(|option| option.split_whitespace().next()),
         text(ContextKind::InvalidValue),
@@ -81,14 +74,6 @@ mod tests {
         let said = error.to_string();
         assert!(said.contains(words), "{line}: {said}");
         assert_eq!(error.exit_code(), 2, "{line}");
-    }
-
-    #[test]
-    fn a_cascade_of_workers_is_refused_with_the_remedy() {
-        for option in ["--agree", "--agree-sample"] {
-            let line = format!("trommel submit photos --model a --model b -o rows {option} 0.99");
-            assert_says(&line, "workers run no cascades");
-        }
     }
 
     #[test]

@@ -240,6 +240,7 @@ pub(crate) fn pipeline(
         engine,
         record,
         rows,
+        rule: None,
         config,
         max_failure_rate: None,
     };

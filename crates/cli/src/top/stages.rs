@@ -171,6 +171,7 @@ mod tests {
             retry: None,
             retries: 0,
             retried_by: None,
+            cascade: None,
             models: Vec::new(),
             stages: vec![stage(Role::Preprocess), stage(Role::Infer)],
             times: std::collections::BTreeMap::new(),

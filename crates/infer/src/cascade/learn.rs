@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::{differ, lower, upper};
 
@@ -32,7 +32,7 @@ pub struct Pair {
 }
 
 /// When the small model decides, with the statistics of the test.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
     /// The score that a label needs; a label without one is never accepted.
     pub thresholds: BTreeMap<String, f32>,

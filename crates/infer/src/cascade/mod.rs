@@ -2,15 +2,15 @@
 //! rest.
 //!
 //! Both answer for a random sample, from which a [`Rule`] is learned: the lowest accepted score for
-//! each label of the small model (`learn.rs`, with its statistics). Until then a cascade answers as
-//! for the sample: with the large model's label, and the small model's answer next to it.
+//! each label of the small model (`learn.rs`, with its statistics). Without a rule a cascade answers
+//! as for the sample: with the large model's label, and the small model's answer next to it.
 
 mod bounds;
 mod learn;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -76,7 +76,7 @@ pub fn cascade_columns() -> Vec<Column> {
         .into()
 }
 
-/// A running cascade.
+/// A running cascade. The rule comes with each image, as jobs may share a cascade.
 #[derive(Debug)]
 pub(crate) struct Cascade {
     small: Engine,
@@ -86,8 +86,6 @@ pub(crate) struct Cascade {
     agree: f64,
     /// Bytes of the small model's tensor; the large one's follow.
     split: usize,
-    /// `None` while the sample is classified.
-    rule: RwLock<Option<Arc<Rule>>>,
     decided: [AtomicU64; 3],
 }
 
@@ -127,7 +125,6 @@ impl Cascade {
             split,
             small,
             large,
-            rule: RwLock::default(),
             decided: Default::default(),
         })
     }
@@ -157,11 +154,6 @@ impl Cascade {
         check_cascade(self.agree, wanted)
     }
 
-    pub(crate) fn set_rule(&self, rule: Rule) {
-        let mut current = self.rule.write().unwrap_or_else(PoisonError::into_inner);
-        *current = Some(Arc::new(rule));
-    }
-
     pub(crate) fn decided(&self) -> Decided {
         let [sample, small, large] = [0, 1, 2].map(|by| self.decided[by].load(Ordering::Relaxed));
         Decided {
@@ -180,22 +172,16 @@ impl Cascade {
         wanted: &Arc<Wanted>,
     ) -> Result<Answer, InferError> {
         let behind = pixels.split_off(self.split.min(pixels.len()));
-        let rule = self
-            .rule
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let rule = wanted.rule.as_deref();
         let first: Call = Box::pin(self.small.answer(pixels, lane, wanted));
         let first = first.await?;
         let best = first.scores.top.first().cloned();
-        let is_sure = |best: &TopLabel| {
-            rule.as_ref()
-                .is_some_and(|rule| rule.decides(&best.label, best.score))
-        };
+        let is_sure =
+            |best: &TopLabel| rule.is_some_and(|rule| rule.decides(&best.label, best.score));
         let by_small = best.as_ref().is_some_and(is_sure);
-        let (by, mut answer) = match (by_small, &rule) {
-            (true, _) => (1, first),
-            (false, rule) => {
+        let (by, mut answer) = match by_small {
+            true => (1, first),
+            false => {
                 let by = if rule.is_some() { 2 } else { 0 };
                 let second: Call = Box::pin(self.large.answer(behind, lane, wanted));
                 (by, second.await?)

@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use trommel_storage::StorageError;
 
 use crate::JobRecord;
+use crate::cascade_rows::ANSWER;
 use crate::format_name::Format;
 use crate::owner::Owner;
 use crate::part::PartRecord;
@@ -169,6 +170,8 @@ pub(crate) enum Wanted {
     Identity,
     /// The columns of a failed row.
     Failure,
+    /// The answer of a cascade.
+    Cascade,
 }
 
 impl Wanted {
@@ -178,6 +181,7 @@ impl Wanted {
             Self::Embedded => !is_vector(name) || name == EMBEDDING,
             Self::Identity => ["index", "uri", "etag", "status"].contains(&name),
             Self::Failure => !is_vector(name) && !["top", "label", "score"].contains(&name),
+            Self::Cascade => ["index", "label"].contains(&name) || ANSWER.contains(&name),
         }
     }
 }

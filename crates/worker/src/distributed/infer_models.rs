@@ -344,6 +344,7 @@ impl Context {
     fn needed(&self) -> Vec<JobModel> {
         let mut models = Vec::new();
         for job in self.live.running() {
+            self.engines.repository.know(&job.spec);
             for model in job.models() {
                 if !models.contains(model) {
                     models.push(model.clone());
@@ -355,8 +356,9 @@ impl Context {
 
     /// Whether another live infer worker has this version of a model.
     async fn is_elsewhere(&self, model: &JobModel) -> Result<bool, WorkerError> {
+        let needed = self.engines.repository.stages_of(model);
         let workers = presence::alive(&self.store).await?;
         let mut others = workers.iter().filter(|worker| worker.has(Role::Infer));
-        Ok(others.any(|worker| worker.has_model(model)))
+        Ok(others.any(|worker| needed.iter().all(|model| worker.has_model(model))))
     }
 }

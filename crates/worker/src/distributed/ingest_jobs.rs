@@ -2,10 +2,8 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +13,7 @@ use trommel_sink::SourceCheck;
 use trommel_source::{SourceOptions, open_source};
 use trommel_types::{ImageRef, JobModel, JobRequest, JobSpec, Role};
 
-use crate::distributed::job_images::{Images, count, listed, start_of};
+use crate::distributed::job_images::{Images, Which, count, listed, start_of};
 use crate::distributed::job_lease::{JobLease, JobLeases, Part};
 use crate::distributed::job_store::{JobStore, OutputHolder, Submitted};
 use crate::distributed::live_jobs::LiveJobs;
@@ -23,12 +21,12 @@ use crate::distributed::names::{Subjects, feed_consumer, kept_id};
 use crate::distributed::record::{Job, JobState, Reason, ReasonKind};
 use crate::distributed::repository::Repository;
 use crate::distributed::request::output_of;
-use crate::distributed::room::Room;
+use crate::distributed::room::{Noted, Room};
 use crate::distributed::sink_jobs::OpenJob;
-use crate::distributed::{added, ends, feed, queues, retry};
+use crate::distributed::{added, cascade_jobs, ends, feed, queues, retry};
 use crate::fatal::Fatal;
 use crate::fault::Scope;
-use crate::ingest::{self, Announced, Checkpoint};
+use crate::ingest;
 use crate::intake::Intake;
 use crate::job::ModelId;
 use crate::settle::Settler;
@@ -39,6 +37,8 @@ use crate::{Progress, WorkerConfig, WorkerError, metrics};
 const NOTE_EVERY: Duration = Duration::from_millis(500);
 /// Time before a listing with a temporary failure is resumed.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Time between two checks whether the sample of a cascade has its rows.
+const WAITS_FOR: Duration = Duration::from_secs(1);
 /// How often a listing may begin without progress: beyond it, the job is considered the cause of
 /// crashes.
 const STARTS: u32 = 10;
@@ -112,6 +112,7 @@ async fn work_on(
                 after: ctx.config.sink.lease.min(AGAIN_AFTER),
             }
         }
+        Ok(Listed::Waits) => Disposition::Retry { after: WAITS_FOR },
         Err(error) => match error.scope() {
             Scope::Nothing => put_off(ctx, &request, error.to_string()).await,
             Scope::Job(kind) => {
@@ -170,6 +171,8 @@ enum Listed {
     Stopped,
     /// Another ingest worker lists it, or did until recently.
     Elsewhere,
+    /// The sample of a cascade is listed; the rest is listed when the sample has its rows.
+    Waits,
 }
 
 /// Lists the job that was `asked` for, under the id of `request`.
@@ -210,7 +213,14 @@ async fn list_one(
     if progress.listing.starts > STARTS {
         return Err(WorkerError::Attempts { starts: STARTS });
     }
-    let ended = list_held(ctx, request, &lease, shutdown).await;
+    let waits = match ctx.live.known(&request.id) {
+        Some(job) => cascade_jobs::waits(&job, &progress),
+        None => false,
+    };
+    let ended = match waits {
+        true => Ok(Listed::Waits),
+        false => list_held(ctx, request, &lease, shutdown).await,
+    };
     // A crash of this process says nothing about the job: the next start counts.
     if !matches!(&ended, Err(WorkerError::LeaseLost)) {
         lease.change(|progress| progress.listing.starts = 0).await?;
@@ -243,7 +253,11 @@ async fn list_held(
     let Some(job) = begin(ctx, &request, &images, models, lease).await? else {
         return Ok(Listed::Ended);
     };
-    list(ctx, &job, &request, images, lease, shutdown).await
+    ctx.repository.know(&job.spec);
+    match cascade_jobs::next(ctx, &job, &images, lease, &shutdown).await? {
+        None => Ok(Listed::Stopped),
+        Some(which) => list(ctx, &job, images, which, lease, shutdown).await,
+    }
 }
 
 /// Requests without sources are refused on arrival; one from an older release may be stored.
@@ -310,15 +324,19 @@ async fn begin(
         take_output(ctx, request, |_| None).await?;
     }
     let columns = request.rows.columns(&images.columns());
+    let (models, stages) = cascade_jobs::models(request.cascade, models);
     let mut spec = JobSpec {
         run: format!("{:08x}", rand::random::<u32>()),
         base: None,
         source: images.describe(request),
         columns: columns.map_err(WorkerError::Request)?,
-        answers: ctx.repository.answers(&models),
         models,
+        stages,
         request: request.clone(),
+        ..JobSpec::default()
     };
+    ctx.repository.know(&spec);
+    spec.answers = ctx.repository.answers(&spec.models);
     if spec.request.options.skip_existing {
         spec.base = added::base(ctx, &spec).await?;
     }
@@ -377,47 +395,16 @@ pub(crate) async fn take_output(
     }
 }
 
-/// The checkpoint in the broker.
-struct Noted {
-    lease: JobLease,
-    room: Room,
-    /// Whether the listing has waited for room.
-    has_waited: AtomicBool,
-}
-
-#[async_trait]
-impl Checkpoint for Noted {
-    async fn announce(&self, to: Announced) -> Result<(), WorkerError> {
-        let noted = self
-            .lease
-            .change(|progress| progress.listing.announced = to);
-        noted.await.map(drop)
-    }
-
-    async fn room(&self) -> Result<u64, WorkerError> {
-        let room = self.room.look().await?;
-        if room > 0 {
-            return Ok(room);
-        }
-        // A listing that waits for others is not the cause of crashes.
-        if !self.has_waited.swap(true, Ordering::Relaxed) {
-            let waits = self.lease.change(|progress| progress.listing.starts = 0);
-            waits.await?;
-        }
-        self.room.wait().await
-    }
-}
-
 /// Lists a job from its last position on, and records progress.
 async fn list(
     ctx: &Arc<Context>,
     job: &Job,
-    request: &JobRequest,
     images: Images,
+    which: Which,
     lease: &JobLease,
     shutdown: CancellationToken,
 ) -> Result<Listed, WorkerError> {
-    let id = job.id();
+    let (id, request) = (job.id(), &job.spec.request);
     let mut known = lease.change(|_| ()).await?.listing;
     if known.ended {
         return Ok(Listed::Ended);
@@ -452,11 +439,7 @@ async fn list(
         window: ctx.config.ingest.publish_window.get(),
         place: ingest::Place::at(start.stored),
         start,
-        checkpoint: Arc::new(Noted {
-            lease: lease.clone(),
-            room: ctx.room(job),
-            has_waited: AtomicBool::new(false),
-        }),
+        checkpoint: Arc::new(Noted::new(lease, ctx.room(job))),
         mark: match feed {
             Some(_) => feed::mark,
             None => ingest::no_mark,
@@ -467,7 +450,7 @@ async fn list(
     let mut images = listed(request, &images, &ctx.config, known.mark);
     let choice = match &request.options.retry {
         None if job.adds() => ingest::Choice::Extend(added::existing(ctx, job).await?),
-        None => ingest::Choice::Resume(Box::new(committed(ctx, job, known.generation).await?)),
+        None => choose(which, committed(ctx, job, which, known.generation).await?),
         Some(retry) => {
             let again = retry::images(ctx, job, retry).await?;
             if again.is_empty() {
@@ -479,17 +462,24 @@ async fn list(
     let stop = shutdown.child_token();
     let running = ingest::run(Arc::clone(&listing), images, choice, stop.clone());
     let running = AbortOnDropHandle::new(tokio::spawn(running));
-    let ended = note_places(ctx, job, lease, &listing, running, &stop).await?;
+    let ended = note_places(ctx, job, which, lease, &listing, running, &stop).await?;
     if let (Some(feed), false) = (feed, shutdown.is_cancelled()) {
         feed.remove().await?;
     }
     ended?;
-    Ok(
-        match progress.total().is_none() && shutdown.is_cancelled() {
-            true => Listed::Stopped,
-            false => Listed::Ended,
-        },
-    )
+    Ok(match (progress.total(), which) {
+        (None, _) if shutdown.is_cancelled() => Listed::Stopped,
+        (Some(_), Which::Sample(_)) => Listed::Waits,
+        _ => Listed::Ended,
+    })
+}
+
+fn choose(which: Which, committed: SourceCheck) -> ingest::Choice {
+    let all = ingest::Choice::Resume(Box::new(committed));
+    match which {
+        Which::All | Which::Rest => all,
+        Which::Sample(share) => ingest::Choice::Sample(Box::new(all), share),
+    }
 }
 
 /// Records the position of a listing until it ends, and stops it when the job is over. Returns how
@@ -500,6 +490,7 @@ async fn list(
 async fn note_places(
     ctx: &Context,
     job: &Job,
+    which: Which,
     lease: &JobLease,
     listing: &ingest::Context,
     mut running: AbortOnDropHandle<Result<(), WorkerError>>,
@@ -510,12 +501,13 @@ async fn note_places(
         let joined = tokio::time::timeout(NOTE_EVERY, &mut running).await;
         let (passed, mark) = listing.place.get();
         // Some of the listed images are not part of the job.
-        let listed = match is_retry || job.adds() {
+        let listed = match is_retry || job.lists_some() {
             false => passed,
             true => listing.progress.listed(),
         };
-        let passed = job.adds().then_some(passed);
+        let passed = job.lists_some().then_some(passed);
         let ended = listing.progress.total().is_some();
+        let is_sample = matches!(which, Which::Sample(_));
         let noted = lease.change(|progress| {
             if listed > progress.listing.listed || passed > progress.listing.passed {
                 progress.listing.starts = 0;
@@ -523,7 +515,8 @@ async fn note_places(
             progress.listing.listed = listed;
             progress.listing.passed = passed;
             progress.listing.mark = Some(mark.clone()).filter(|mark| !mark.is_empty());
-            progress.listing.ended = ended;
+            progress.listing.ended = ended && !is_sample;
+            progress.listing.waits = ended && is_sample;
         });
         match noted.await {
             Ok(_) => {}
@@ -547,11 +540,17 @@ async fn note_places(
 
 /// The images of a job that need not be listed again: initially none, later those with rows of its
 /// model. For a job with several models all images are listed, and sinks drop those with rows.
-async fn committed(ctx: &Context, job: &Job, generation: u32) -> Result<SourceCheck, WorkerError> {
+async fn committed(
+    ctx: &Context,
+    job: &Job,
+    which: Which,
+    generation: u32,
+) -> Result<SourceCheck, WorkerError> {
     let [model] = job.models() else {
         return Ok(SourceCheck::default());
     };
-    if generation == 0 || job.spec.request.options.dry_run {
+    let is_first = generation == 0 && !matches!(which, Which::Rest);
+    if is_first || job.spec.request.options.dry_run {
         return Ok(SourceCheck::default());
     }
     let progress = ctx.store.progress(job.id()).await?;
@@ -570,9 +569,8 @@ impl Context {
     fn room(&self, job: &Job) -> Room {
         let bytes = job.models().iter().map(|model| {
             let reference = job.spec.request.rows.reference;
-            let plan = self.repository.planned(model, reference).ok();
-            let shape = plan.and_then(|model| model.plan.shape());
-            shape.map_or(0, |shape| shape.len() as u64)
+            let planned = self.repository.planned(model, reference);
+            planned.map_or(0, |model| model.tensor_bytes() as u64)
         });
         Room {
             broker: self.broker.clone(),

@@ -13,7 +13,7 @@ use trommel_types::{Column, JobRequest};
 
 use crate::distributed::feed;
 use crate::distributed::record::{Counted, Job, Listing};
-use crate::ingest::{self, Announced};
+use crate::ingest::{self, Announced, Share};
 use crate::{WorkerConfig, WorkerError};
 
 /// Images that a dry run classifies.
@@ -25,6 +25,16 @@ const COUNT_FOR: Duration = Duration::from_secs(30);
 pub(crate) enum Images {
     Source(Arc<dyn Source>),
     Feed(Box<Feed>),
+}
+
+/// Which images of a job are listed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Which {
+    All,
+    /// The sample of a cascade.
+    Sample(Share),
+    /// The images of a cascade without a row.
+    Rest,
 }
 
 impl Images {
@@ -95,7 +105,7 @@ pub(crate) fn start_of(job: &Job, known: &Listing, images: &Images) -> ingest::S
         first: if is_feed { known.listed } else { 0 },
         stored: match is_retry {
             true => 0, // its rows say what is done
-            false if job.adds() => known.passed.unwrap_or_default(),
+            false if job.lists_some() => known.passed.unwrap_or_default(),
             false => known.listed,
         },
         announced: match is_feed || is_retry {

@@ -263,7 +263,7 @@ impl JobStore {
         {
             self.kv.remove(&key::output(output)).await?;
         }
-        for key in [key::progress(id), key::job(id)] {
+        for key in [key::rule(id), key::progress(id), key::job(id)] {
             self.kv.remove(&key).await?;
         }
         Ok(())

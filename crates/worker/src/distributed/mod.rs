@@ -1,6 +1,7 @@
 //! The roles over the broker: the same loops as in the embedded run, with other queues between.
 
 mod added;
+mod cascade_jobs;
 mod claims;
 mod client;
 mod control;
@@ -34,6 +35,7 @@ mod upkeep;
 mod why;
 mod worker;
 
+pub use cascade_jobs::{DecidedRows, Learned};
 pub use client::Client;
 pub use control::{JobId, JobPage, ListRequest, ModelReply, SubmitReply};
 pub use cost::fleet_usage;
@@ -45,6 +47,6 @@ pub(crate) use remote_model::RemoteModel;
 pub(crate) use repository::Repository;
 pub(crate) use request::record as record_of_spec;
 pub use retry::{RetryReply, RetryRequest};
-pub use status::{JobStatus, ModelStatus, StageStatus};
+pub use status::{CascadeStatus, JobStatus, ModelStatus, StageStatus};
 pub use why::{JobReasons, OldImage, StageReasons};
 pub use worker::{HopKind, Worker, WorkerOptions};

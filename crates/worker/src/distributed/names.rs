@@ -132,6 +132,11 @@ pub(crate) mod key {
         format!("progress.{}", subject_token(job))
     }
 
+    /// The rule of a cascade.
+    pub(crate) fn rule(job: &str) -> String {
+        format!("rule.{}", subject_token(job))
+    }
+
     /// Which job writes to an output.
     pub(crate) fn output(output: &str) -> String {
         format!("output.{}", subject_token(output))

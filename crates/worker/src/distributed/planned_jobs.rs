@@ -7,8 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use trommel_infer::Wanted;
 use trommel_queue::Broker;
+use trommel_types::ImageRef;
 
 use crate::WorkerError;
+use crate::distributed::cascade_jobs::JobRows;
 use crate::distributed::ends;
 use crate::distributed::job_store::JobStore;
 use crate::distributed::live_jobs::LiveJobs;
@@ -28,7 +30,7 @@ pub(crate) struct PlannedJobs {
     /// Largest tensor that fits into a message; `None` if tensors do not travel.
     max_tensor: Option<usize>,
     planned: Mutex<HashMap<String, JobPlan>>,
-    rows: Mutex<HashMap<String, Arc<Wanted>>>,
+    rows: Mutex<HashMap<String, JobRows>>,
 }
 
 impl PlannedJobs {
@@ -56,16 +58,8 @@ impl PlannedJobs {
         self.planned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known_rows(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
+    fn known_rows(&self) -> MutexGuard<'_, HashMap<String, JobRows>> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// One shared value for all rows of a job: engines compare it by address.
-    fn remember_rows(&self, job: &Job) -> Arc<Wanted> {
-        let mut known = self.known_rows();
-        known.retain(|id, _| !self.live.is_over(id));
-        let rows = known.entry(job.id().to_owned());
-        Arc::clone(rows.or_insert_with(|| Arc::new(Wanted::from(&job.spec.request.rows))))
     }
 
     async fn make(&self, job: Arc<Job>) -> Result<JobPlan, WorkerError> {
@@ -73,6 +67,7 @@ impl PlannedJobs {
         let plan = tokio::task::spawn_blocking(move || {
             let reference = job.spec.request.rows.reference;
             let options = &job.spec.request.options;
+            repository.know(&job.spec);
             let models = job.models().iter().map(|model| {
                 let planned = repository.planned(model, reference)?;
                 if let Some(max) = max_tensor {
@@ -117,14 +112,20 @@ impl Jobs for PlannedJobs {
         Ok(Planned::Running(plan))
     }
 
-    async fn rows(&self, id: &str) -> Result<Arc<Wanted>, WorkerError> {
-        if let Some(rows) = self.known_rows().get(id) {
-            return Ok(Arc::clone(rows));
+    async fn rows(&self, image: &ImageRef) -> Result<Arc<Wanted>, WorkerError> {
+        let (id, index) = (&*image.job, image.index);
+        if let Some(rows) = self.known_rows().get(id).and_then(|known| known.of(index)) {
+            return Ok(rows);
         }
-        match self.live.find(id).await? {
-            Some(job) => Ok(self.remember_rows(&job)),
-            None => Err(WorkerError::NotBegun { job: id.to_owned() }),
-        }
+        let not_begun = || WorkerError::NotBegun { job: id.to_owned() };
+        let job = self.live.find(id).await?.ok_or_else(not_begun)?;
+        let found = JobRows::find(&self.store, &job).await?;
+        let mut known = self.known_rows();
+        known.retain(|id, _| !self.live.is_over(id));
+        let known = known.entry(id.to_owned());
+        // Engines compare options by address, so what was found first stays.
+        let known = known.and_modify(|known| known.complete(&found));
+        known.or_insert(found).of(index).ok_or_else(not_begun)
     }
 
     async fn columns(&self, id: &str) -> Result<usize, WorkerError> {

@@ -7,6 +7,7 @@ use trommel_sink::{FailureSummary, Preconditions, Summary};
 use trommel_types::{JobModel, JobSpec, Lane, RetryOf};
 
 use crate::Trial;
+use crate::distributed::cascade_jobs::DecidedRows;
 use crate::ingest::Announced;
 use crate::sink::Counts;
 
@@ -65,6 +66,16 @@ impl Job {
     /// Whether it adds rows to others, for images without rows.
     pub(crate) fn adds(&self) -> bool {
         self.spec.base.is_some() && self.spec.request.options.retry.is_none()
+    }
+
+    /// Whether a small model decides images that it is certain of, and a large one the rest.
+    pub(crate) fn is_cascade(&self) -> bool {
+        self.spec.request.cascade.is_some()
+    }
+
+    /// Whether it lists only some images of its source, or not all of them at once.
+    pub(crate) fn lists_some(&self) -> bool {
+        self.adds() || self.is_cascade()
     }
 
     /// Its models with their versions when it began; empty before.
@@ -184,7 +195,7 @@ pub struct Listing {
     pub held: Holder,
     /// Images whose tasks are stored: all before this index.
     pub listed: u64,
-    /// For a job that skips images with rows: how many of the listing were checked.
+    /// For a job that lists only some images of its source: how many of the source it has checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed: Option<u64>,
     /// For a feed: the event of the last of them.
@@ -202,9 +213,12 @@ pub struct Listing {
     /// How often the listing was begun since its last progress.
     #[serde(default)]
     pub starts: u32,
-    /// For a dry run: all images of the source, as far as counted.
+    /// For a dry run and a cascade: all images of the source, as far as counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
+    /// For a cascade: whether its sample is listed, and the rest waits for the rows of the sample.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits: bool,
 }
 
 /// How many images a source has.
@@ -240,6 +254,9 @@ pub struct Rows {
     /// For a dry run: the result of its sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<Trial>,
+    /// For a cascade: which model has decided how many images, once all rows are committed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided: Option<DecidedRows>,
     /// Whether all rows are committed and the output is finished.
     pub finished: bool,
     /// What the sink waits for, if its output does not accept rows.

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use trommel_infer::{Capacity, Engine, LiveOptions, Model, Prompt, Runtime};
+use trommel_infer::{Capacity, Engine, LiveOptions, Model, Prompt, Runtime, cascade_columns};
 use trommel_preprocess::Plan;
 use trommel_storage::{Mirror, S3Config};
-use trommel_types::{Column, JobModel, Reference, is_model_name};
+use trommel_types::{Column, JobModel, JobSpec, Reference, is_model_name};
 
+use crate::distributed::cascade_jobs::{self, Stages};
 use crate::job::{ModelId, PlannedModel};
 use crate::{InferConfig, WorkerError, start_engine};
 
@@ -26,6 +27,8 @@ pub(crate) struct Repository {
     /// When each model's copy was last updated.
     updated: Mutex<HashMap<String, Instant>>,
     known: Mutex<HashMap<PathBuf, Arc<KnownModel>>>,
+    /// The stages of cascades that jobs have named.
+    cascades: Mutex<HashMap<JobModel, Stages>>,
 }
 
 /// A model that was checked.
@@ -108,7 +111,29 @@ impl Repository {
             mirror,
             updated: Mutex::default(),
             known: Mutex::default(),
+            cascades: Mutex::default(),
         })
+    }
+
+    /// Learns what a job means by the name of its cascade, if it is one.
+    pub(crate) fn know(&self, spec: &JobSpec) {
+        if let Some((both, stages)) = cascade_jobs::stages(spec) {
+            let mut known = self.cascades.lock().unwrap_or_else(PoisonError::into_inner);
+            known.entry(both.clone()).or_insert(stages);
+        }
+    }
+
+    fn cascade(&self, model: &JobModel) -> Option<Stages> {
+        let known = self.cascades.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(model).cloned()
+    }
+
+    /// The models of a cascade, or the model itself.
+    pub(crate) fn stages_of(&self, model: &JobModel) -> Vec<JobModel> {
+        match self.cascade(model) {
+            Some(Stages { small, large, .. }) => vec![small, large],
+            None => vec![model.clone()],
+        }
     }
 
     /// Whether the models on this machine can be read.
@@ -254,26 +279,30 @@ impl Repository {
     /// # Errors
     /// When they are, with the setting to change.
     pub(crate) fn check_payload(model: &PlannedModel, max: usize) -> Result<(), WorkerError> {
-        let Some(shape) = model.plan.shape() else {
-            return Ok(()); // reported when it is started
-        };
-        if shape.len() + MESSAGE_ROOM <= max {
+        let bytes = model.tensor_bytes();
+        if bytes + MESSAGE_ROOM <= max {
             return Ok(());
         }
         Err(WorkerError::Model(format!(
-            "a tensor of model {} holds {} bytes, and the broker takes messages of {max}; raise max_payload in nats-server's configuration, or run workers with --tensor-hop local",
-            model.id.name,
-            shape.len()
+            "a tensor of model {} holds {bytes} bytes, and the broker takes messages of {max}; raise max_payload in nats-server's configuration, or run workers with --tensor-hop local",
+            model.id.name
         )))
     }
 
     /// The additional columns of these models' rows, by model name.
     pub(crate) fn answers(&self, models: &[JobModel]) -> BTreeMap<String, Vec<Column>> {
-        let asks = |model: &&JobModel| self.of_job(model).is_ok_and(|known| known.is_prompt());
-        let prompts = models.iter().filter(asks);
-        prompts
-            .map(|model| (model.name.clone(), Prompt::columns()))
-            .collect()
+        let of_model = |model: &JobModel| match self.of_job(model) {
+            Ok(known) if known.is_prompt() => Prompt::columns(),
+            _ => Vec::new(),
+        };
+        let answers = models.iter().map(|model| {
+            let columns = match self.cascade(model) {
+                None => of_model(model),
+                Some(stages) => [cascade_columns(), of_model(&stages.large)].concat(),
+            };
+            (model.name.clone(), columns)
+        });
+        answers.filter(|(_, columns)| !columns.is_empty()).collect()
     }
 
     /// The preprocessing plan of a job's model for this reference.
@@ -285,6 +314,15 @@ impl Repository {
         model: &JobModel,
         reference: Reference,
     ) -> Result<PlannedModel, WorkerError> {
+        if let Some(stages) = self.cascade(model) {
+            let small = self.planned(&stages.small, reference)?;
+            let large = self.planned(&stages.large, reference)?;
+            return Ok(PlannedModel {
+                id: model.into(),
+                plan: small.plan,
+                also: Some(large.plan),
+            });
+        }
         let known = self.of_job(model)?;
         Ok(PlannedModel {
             id: known.id.clone(),
@@ -305,6 +343,11 @@ impl Repository {
         live: LiveOptions,
         capacity: Capacity,
     ) -> Result<Engine, WorkerError> {
+        if let Some(stages) = self.cascade(wanted) {
+            let start = |stage| self.start(stage, runtime, config, live, capacity);
+            let (small, large) = (start(&stages.small)?, start(&stages.large)?);
+            return Ok(Engine::cascade(small, large, stages.agree)?);
+        }
         let known = self.of_job(wanted)?;
         if known.is_prompt() {
             let prompt = Prompt::open(&known.dir)?;

@@ -8,8 +8,8 @@ use trommel_types::{Column, JobModel, JobRequest, JobSpec, Mode, RowOptions};
 use crate::distributed::record::Job;
 use crate::{WorkerConfig, WorkerError};
 
-/// The output for the rows of one of the job's models: the output itself for a single model or a
-/// table, else a folder in it with the model's name.
+/// The output for the rows of one of the job's models: the output itself for a single model, a
+/// cascade or a table, else a folder in it with the model's name.
 ///
 /// # Errors
 /// If rows cannot be written there.
@@ -30,7 +30,7 @@ pub(crate) fn output_of(
     if let Output::Table(table) = parse(&output)? {
         return Ok(Output::Table(table));
     }
-    if request.models.len() > 1 {
+    if request.models.len() > 1 && request.cascade.is_none() {
         let folder = output.trim_end_matches('/');
         output = format!("{folder}/{}/", model.replace('/', "@"));
     }

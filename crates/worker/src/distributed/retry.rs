@@ -185,6 +185,11 @@ fn is_retryable(job: &Job) -> Result<(), String> {
             retry.job
         ));
     }
+    if job.is_cascade() {
+        return Err(format!(
+            "job {id} is a cascade, whose failed rows are not tried again; submit a job for these images"
+        ));
+    }
     match job.state {
         JobState::Queued | JobState::Running => {
             let state = job.state.as_str();

@@ -1,11 +1,16 @@
-//! How many images of a job may be in flight, so that no job fills the shared streams.
+//! How many images of a job may be in flight, so that no job fills the shared streams, and the
+//! checkpoint of its listing, which waits for that room.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::time::sleep;
 use trommel_queue::{Broker, BrokerConfig, Stream};
 
 use crate::WorkerError;
+use crate::distributed::job_lease::JobLease;
+use crate::ingest::{Announced, Checkpoint};
 
 /// Images of a job that are always allowed in flight.
 const AT_LEAST: u64 = 32;
@@ -86,6 +91,47 @@ impl Room {
 fn share(limit: u64, used: u64, each: u64) -> u64 {
     let at_least = AT_LEAST.min(limit / FREE_SHARE / each).max(1);
     (limit.saturating_sub(used) / FREE_SHARE / each).max(at_least)
+}
+
+/// The checkpoint of a listing in the broker.
+pub(crate) struct Noted {
+    lease: JobLease,
+    room: Room,
+    /// Whether the listing has waited for room.
+    has_waited: AtomicBool,
+}
+
+impl Noted {
+    pub(crate) fn new(lease: &JobLease, room: Room) -> Self {
+        Self {
+            lease: lease.clone(),
+            room,
+            has_waited: AtomicBool::new(false),
+        }
+    }
+}
+
+#[async_trait]
+impl Checkpoint for Noted {
+    async fn announce(&self, to: Announced) -> Result<(), WorkerError> {
+        let noted = self
+            .lease
+            .change(|progress| progress.listing.announced = to);
+        noted.await.map(drop)
+    }
+
+    async fn room(&self) -> Result<u64, WorkerError> {
+        let room = self.room.look().await?;
+        if room > 0 {
+            return Ok(room);
+        }
+        // A listing that waits for others is not the cause of crashes.
+        if !self.has_waited.swap(true, Ordering::Relaxed) {
+            let waits = self.lease.change(|progress| progress.listing.starts = 0);
+            waits.await?;
+        }
+        self.room.wait().await
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use trommel_sink::{Preconditions, ResultSink};
 use trommel_types::{Classification, JobModel};
 
 use crate::clock::now;
+use crate::distributed::cascade_jobs::DecidedRows;
 use crate::distributed::cost::Meter;
 use crate::distributed::job_lease::{JobLease, JobLeases, Part};
 use crate::distributed::job_store::JobStore;
@@ -318,7 +319,7 @@ impl Serving<'_> {
         });
         let stop = shutdown.child_token();
         let running = AbortOnDropHandle::new(tokio::spawn(sink::run(sink, rows, stop.clone())));
-        let (rows, reason) = self.watch(running, &mut notes, &stop).await?;
+        let (mut rows, reason) = self.watch(running, &mut notes, &stop).await?;
         if !lease.is_held() {
             return Err(WorkerError::LeaseLost);
         }
@@ -326,12 +327,16 @@ impl Serving<'_> {
         if !notes.is_complete(rows.committed().len()) {
             return Ok(reason.map_or(Served::Left, Served::Over));
         }
+        let decided = match job.is_cascade() {
+            true => Some(rows.cascade_rows().await?.into()),
+            false => None,
+        };
         let summary = rows.finish().await?;
         if let Some(retry) = &job.spec.request.options.retry {
             ctx.store.recount(retry, name, &summary).await?;
         }
         let trial = *trial.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.finish(trial).await?;
+        notes.finish(trial, decided).await?;
         Ok(Served::Complete)
     }
 
@@ -507,7 +512,11 @@ impl<'a> Notes<'a> {
         self.progress.total() == Some(committed)
     }
 
-    async fn finish(&self, trial: Option<Trial>) -> Result<(), WorkerError> {
+    async fn finish(
+        &self,
+        trial: Option<Trial>,
+        decided: Option<DecidedRows>,
+    ) -> Result<(), WorkerError> {
         let name = &self.serving.model.name;
         let counts = self.counts.borrow().clone();
         let noted = self.serving.lease.change(|progress| {
@@ -516,6 +525,7 @@ impl<'a> Notes<'a> {
             rows.pending = 0;
             rows.rate = trial.map_or(0.0, |trial| 1.0 / trial.seconds_each);
             rows.trial = trial;
+            rows.decided = decided;
             rows.finished = true;
         });
         noted.await.map(drop)

@@ -7,6 +7,7 @@ use trommel_queue::Broker;
 use trommel_sink::FailureSummary;
 use trommel_types::{Forecast, Lane, RetryOf, Role, Stream};
 
+use crate::distributed::cascade_jobs::{self, DecidedRows, Learned};
 use crate::distributed::job_store::JobStore;
 use crate::distributed::names::Subjects;
 use crate::distributed::presence::{self, Presence};
@@ -57,6 +58,9 @@ pub struct JobStatus {
     /// The last of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retried_by: Option<String>,
+    /// For a cascade: what is known of it; absent in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cascade: Option<CascadeStatus>,
     /// Each model's rows.
     pub models: Vec<ModelStatus>,
     /// Queue lengths of a running job; absent in lists.
@@ -73,6 +77,19 @@ pub struct JobStatus {
     /// Seconds until all rows are committed, at the rate of the last seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<f64>,
+}
+
+/// The rule and the savings of a cascade.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CascadeStatus {
+    /// The required share of labels equal to the large model's.
+    pub agree: f64,
+    /// The rule, once it is learned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learned: Option<Learned>,
+    /// Which model has decided how many images, once all rows are committed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided: Option<DecidedRows>,
 }
 
 /// The progress of one model's rows.
@@ -124,7 +141,16 @@ pub(crate) async fn of(
     let Some(job) = store.job(id).await? else {
         return Ok(None);
     };
-    let mut status = brief(job.clone(), store.progress(id).await?);
+    let progress = store.progress(id).await?;
+    let decided = progress.rows.values().find_map(|rows| rows.decided);
+    let mut status = brief(job.clone(), progress);
+    if let Some(cascade) = job.spec.request.cascade {
+        status.cascade = Some(CascadeStatus {
+            agree: cascade.agree,
+            learned: cascade_jobs::learned(store, id).await?,
+            decided,
+        });
+    }
     status.times = times(&presence::alive(store).await?);
     if status.state == JobState::Running {
         status.stages = stages(broker, subjects, &job).await?;
@@ -203,6 +229,7 @@ pub(crate) fn brief(job: Job, progress: JobProgress) -> JobStatus {
         retry: request.options.retry,
         retries: job.retries,
         retried_by,
+        cascade: None,
         models,
         stages: Vec::new(),
         times: BTreeMap::new(),

@@ -96,7 +96,8 @@ impl Context {
             Some(rows) => rows.committed < rows.wanted.unwrap_or(listed),
             None => listed > 0,
         });
-        if !progress.listing.ended || pending || !lacking.any(|lacks| lacks) {
+        let is_listed = progress.listing.ended || progress.listing.waits;
+        if !is_listed || pending || !lacking.any(|lacks| lacks) {
             return Ok(None);
         }
         for (_, stream, subject) in waiting_rooms(&self.subjects, job) {
@@ -117,6 +118,7 @@ impl Context {
             listing.listed = 0;
             listing.passed = None;
             listing.ended = false;
+            listing.waits = false;
             listing.starts = 0;
         });
         let generation = progress.await?.listing.generation;
