@@ -54,7 +54,7 @@ def providers(args: argparse.Namespace) -> list:
 
 
 def check(session: onnxruntime.InferenceSession, device: str) -> None:
-    """ONNX Runtime for Python goes on with the CPU where a provider does not load."""
+    """ONNX Runtime for Python continues with the CPU where a provider does not load."""
     wanted = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "Tensorrt"}[device.partition(":")[0]]
     if not session.get_providers()[0].startswith(wanted):
         raise SystemExit(f"bare_onnxruntime: {device} is not available: {session.get_providers()}")

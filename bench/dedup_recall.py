@@ -1,4 +1,4 @@
-"""Pairs that `trommel dedup` finds among 100,000 embeddings, beside all of them.
+"""Pairs that `trommel dedup` finds among 100,000 embeddings, compared with all of them.
 
 Usage: python bench/dedup_recall.py TROMMEL [COUNT]
 Random embeddings that lean to one side, as those of CLIP do; every fifth is a copy of another with noise, of a cosine

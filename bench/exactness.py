@@ -1,4 +1,4 @@
-"""Trommel's tensors beside those of the reference processors, family by family and format by format.
+"""Trommel's tensors compared with those of the reference processors, family by family and format by format.
 
 Usage: python bench/exactness.py TENSOR_PROGRAM > table.md
 TENSOR_PROGRAM is the example `tensor` of crates/preprocess. References: what `AutoImageProcessor` of the

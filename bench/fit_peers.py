@@ -1,4 +1,4 @@
-"""`trommel fit` beside scikit-learn's logistic regression, on the digits that scikit-learn ships.
+"""`trommel fit` compared with scikit-learn's logistic regression, on the digits that scikit-learn ships.
 
 Usage: python bench/fit_peers.py TROMMEL
 The embedding of a digit is its 64 grey values. scikit-learn gets the same values, divided as `fit` divides them, the

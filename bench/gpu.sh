@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What Trommel makes of a GPU, beside ONNX Runtime alone, by device, precision and size of batch. It
+# Trommel on a GPU compared with ONNX Runtime alone, by device, precision and size of batch. It
 # needs no network: everything is given.
 #
 #   bench/gpu.sh MODEL_DIR…

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where teams come from: a Flask service around the Transformers pipeline, one image a request, beside
+# Where teams come from: a Flask service around the Transformers pipeline, one image a request, next to
 # `trommel classify` on the same 200 photos, ViT-B/16 with random weights, in FP32 and in INT8. Three
 # rounds in one run, medians. scripts/bench.sh has to have run before.
 set -euo pipefail

@@ -5,7 +5,7 @@
 # best rate that a client in Python reaches with the same requests. All share the machine.
 #
 # PHOTOS is how many photos of 640 x 480 are asked about (default 60). This server has no logprobs and no
-# constrained choices, so neither is asked for here.
+# constrained choices, so neither is requested here.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 

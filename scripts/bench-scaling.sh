@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two preprocess processes next to one, on large JPEGs (4000 x 3000), each with one decoding thread:
-# how much faster the job gets. Beside it what a second process gives on this machine at all: two
+# how much faster the job gets. Next to it what a second process gives on this machine at all: two
 # embedded runs side by side, each with one thread, against one. Then, with small photos and a model
 # on one thread, so that tensors wait for it, how full its batches are.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Rows a second into Parquet parts, and the time and memory that a job of a billion committed rows
-# takes to go on. Writes to target, so to a disk and not to memory.
+# takes to continue. Writes to target, so to a disk and not to memory.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 

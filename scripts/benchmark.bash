@@ -15,7 +15,7 @@ build() {
     cargo build --release --quiet --workspace --bins --examples
 }
 
-# scratch: a temporary folder "$run" beside what is built, so on a disk; gone at the end.
+# scratch: a temporary folder "$run" next to what is built, so on a disk; gone at the end.
 scratch() {
     mkdir -p target
     run=$(mktemp -d -p "$PWD/target")

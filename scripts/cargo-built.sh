@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Stands in for cargo where maturin packs a binary that scripts/dist.sh has built: by itself maturin
 # builds the package alone, whose dependencies have other features than those of the workspace and
-# would be compiled once more. TROMMEL_BUILT names the command that has built it, TROMMEL_BINARY the
+# would be compiled again. TROMMEL_BUILT names the command that has built it, TROMMEL_BINARY the
 # file that is packed.
 set -euo pipefail
 [[ ${1:-} == rustc || ${1:-} == build ]] || exec cargo "$@"

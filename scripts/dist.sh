@@ -18,7 +18,7 @@ release)
     built=target/release/trommel
     ;;
 dev)
-    # With the features that the tests have asked for, so that nothing is compiled twice.
+    # With the features that the tests have requested, so that nothing is compiled twice.
     build=(cargo build --workspace --bins --tests)
     built=target/debug/trommel
     ;;

@@ -1,5 +1,5 @@
 """Ray Data, as its guide to batch inference has it: `read_binary_files`, then `map_batches` with a class, whose actors
-load the model once. Its guide to fault tolerance: a checkpoint by path, so that a second run goes on.
+load the model once. Its guide to fault tolerance: a checkpoint by path, so that a second run continues.
 
 `read_images` is what its guide to images has, but a broken image is an error there, and `max_errored_blocks` drops all
 images that are in a block with one. So the class decodes, by OpenCV, and bytes travel instead of pixels.

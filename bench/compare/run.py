@@ -79,7 +79,7 @@ def broken(name: str, work: Path, _: dict) -> dict:
 
 
 def empty(work: Path) -> Path:
-    """A folder for rows, without what a run before has left in it or beside it."""
+    """A folder for rows, without what a run before has left in it or next to it."""
     for path in work.glob("rows*"):
         shutil.rmtree(path)
     return work / "rows"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trommel, in parts of 500 rows as the peers: in one process (embedded), in four with a broker (broker), or in two
 # that hand tensors over in memory (local). Broker and workers are started and ended by each run. What the broker
-# holds stays beside the output, for a second run.
+# holds stays next to the output, for a second run.
 set -euo pipefail
 way=$1 model=$(realpath "$2") images=$(realpath "$3") output=$4
 export TROMMEL_SINK__PART_ROWS=500

@@ -252,7 +252,7 @@ def r53(lab):
 
 
 def r54(lab):
-    """Beside a paused ingest worker every second question is answered by nobody."""
+    """Next to a paused ingest worker every second question is answered by nobody."""
     paused, _ = lab.cluster("ingest", "ingest")
     paused.send_signal(signal.SIGSTOP)
     failed = [ended.stderr.decode().strip() for ended in (lab.run("jobs", "list") for _ in range(8)) if ended.returncode]

@@ -35,7 +35,7 @@ class Store:
             self.objects[prefix + path.name] = path.read_bytes()
 
     def times(self, method, part=""):
-        """How often something was asked for by this method."""
+        """How often something was requested by this method."""
         return sum(asked == method and part in path for asked, path, _ in self.asked)
 
 

@@ -1,4 +1,4 @@
-//! A server of chat completions on loopback, whose answers and faults a test decides.
+//! A server of chat completions on loopback, with answers and faults chosen by the test.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,12 +9,12 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-/// A question about an image, as it came.
+/// A received question about an image.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Questions that came before.
+    /// Number of earlier questions.
     pub number: usize,
-    /// Questions about the same image that came before.
+    /// Number of earlier questions about the same image.
     pub times: usize,
     /// The head of the request.
     pub head: String,
@@ -25,14 +25,14 @@ pub struct Question {
 }
 
 impl Question {
-    /// A number that the image decides, below `most`.
+    /// A number below `most` that depends on the image.
     pub fn pick(&self, most: usize) -> usize {
         let letters = self.image.bytes().map(usize::from);
         letters.fold(7, |sum, letter| (sum * 31 + letter) % 1_000_003) % most
     }
 }
 
-/// What becomes of a question.
+/// How a question is answered.
 #[derive(Debug, Clone)]
 pub enum Said {
     /// This answer.
@@ -45,13 +45,13 @@ pub enum Said {
     Half,
     /// Nothing: the connection ends.
     Cut,
-    /// Nothing at all, for as long as the client waits.
+    /// No answer for as long as the client waits.
     Stall,
 }
 
 type Decide = dyn Fn(&Question) -> Said + Send + Sync;
 
-/// The server. It is gone when it is dropped.
+/// The server. It stops when it is dropped.
 pub struct ChatServer {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -69,12 +69,12 @@ struct Shared {
 }
 
 impl ChatServer {
-    /// A server that decides so.
+    /// A server with these answers.
     pub fn start(decide: impl Fn(&Question) -> Said + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), decide)
     }
 
-    /// The same at an address where another one was.
+    /// The same at the address of an earlier server.
     pub fn at(
         address: SocketAddr,
         decide: impl Fn(&Question) -> Said + Send + Sync + 'static,
@@ -96,7 +96,7 @@ impl ChatServer {
                     return;
                 }
                 let shared = Arc::clone(&of_thread);
-                // A client may leave in the middle of an answer.
+                // A client may disconnect in the middle of an answer.
                 thread::spawn(move || shared.answer(client));
             }
         });
@@ -146,7 +146,7 @@ impl Drop for ChatServer {
 }
 
 impl Shared {
-    /// Answers one request of a connection. `None` when the client leaves.
+    /// Answers one request of a connection. `None` if the client disconnects.
     fn answer(&self, client: TcpStream) -> Option<()> {
         let mut reader = BufReader::new(client.try_clone().ok()?);
         let mut head = String::new();
@@ -187,7 +187,7 @@ impl Shared {
             }
             Said::Cut => None,
             Said::Stall => {
-                // Until the client has had enough.
+                // Until the client gives up.
                 drop(reader.read(&mut [0]));
                 None
             }

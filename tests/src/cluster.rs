@@ -1,4 +1,4 @@
-//! Workers in processes of their own, around a real broker.
+//! Workers in their own processes, with a real broker.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use crate::{Folder, Trommel, assert_code, binary, root, stderr};
 
 mod broker;
 
-/// The roles of a whole pipeline, each in a process of its own, preprocess twice.
+/// The roles of a whole pipeline, each in its own process, preprocess twice.
 pub const PIPELINE: [&str; 5] = ["ingest", "preprocess", "preprocess", "infer", "sink"];
 
 /// Time a command may take.
@@ -43,13 +43,13 @@ pub struct Cluster {
 
 struct Worker {
     role: String,
-    /// The program that it is started from.
+    /// Its binary.
     binary: PathBuf,
     args: Vec<String>,
-    /// Variables of its own.
+    /// Its own variables.
     env: BTreeMap<String, String>,
     child: Child,
-    /// What it has logged since it was started last.
+    /// Its log since its last start.
     log: PathBuf,
     starts: usize,
 }
@@ -107,11 +107,11 @@ impl Cluster {
 
     /// A broker that runs already, and other nodes of it.
     pub fn on(nats: NatsServer, others: Vec<NatsServer>) -> Self {
-        // Short enough that what a killed worker held is soon another's.
+        // Short, so that the work of a killed worker soon goes to another one.
         let env = [
             ("TROMMEL_BROKER__URL", nats.url().to_string().as_str()),
             ("TROMMEL_BROKER__ACK_WAIT", "3s"),
-            // The server sets aside what a stream may hold.
+            // The server reserves the maximum size of a stream.
             ("TROMMEL_BROKER__TENSORS_MAX_BYTES", "100000000"),
             ("TROMMEL_BROKER__RESULTS_MAX_BYTES", "100000000"),
             ("TROMMEL_SINK__LEASE", "2s"),
@@ -131,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// A broker, and each of these roles in a process of its own, all working.
+    /// A broker, and each of these roles in its own process, all working.
     pub fn with(roles: &[&str]) -> Self {
         let mut cluster = Self::new();
         for role in roles {
@@ -172,7 +172,7 @@ impl Cluster {
         cluster
     }
 
-    /// The same of a cluster that is at work; without a value they have it no more.
+    /// The same for a running cluster; `None` removes the variable.
     pub fn set_env(&mut self, name: &str, value: Option<&str>) {
         match value {
             Some(value) => self.env.insert(name.to_owned(), value.to_owned()),
@@ -254,7 +254,7 @@ impl Cluster {
             .fold(command, |command, (name, value)| command.env(name, value))
     }
 
-    /// One worker is another program from its next start on.
+    /// Sets the binary of one worker from its next start on.
     pub fn set_binary_of(&mut self, number: usize, binary: &Path) {
         binary.clone_into(&mut self.workers[number].binary);
     }
@@ -285,7 +285,7 @@ impl Cluster {
         std::iter::once(&mut self.nats).chain(&mut self.others)
     }
 
-    /// Waits until every worker says that it works, since it was started last.
+    /// Waits until every worker has reported since its last start that it is working.
     #[track_caller]
     pub fn await_ready(&mut self) {
         for number in 0..self.workers.len() {
@@ -304,7 +304,7 @@ impl Cluster {
         }
     }
 
-    /// What a worker has logged since it was started last.
+    /// The log of a worker since its last start.
     pub fn log(&self, number: usize) -> String {
         fs::read_to_string(&self.workers[number].log).unwrap()
     }
@@ -368,8 +368,8 @@ impl Cluster {
         (worker.child, worker.log) = (child, log);
     }
 
-    /// The state of a job and the rows of it that are committed. Asks until somebody answers who
-    /// knows the job: while the ingest that was asked is down, nobody does.
+    /// The state of a job and the number of its committed rows. Asks until a worker answers that
+    /// knows the job: while the only ingest is down, none does.
     #[track_caller]
     pub fn progress(&self, id: &str) -> (String, u64) {
         let deadline = Instant::now() + END;
@@ -450,7 +450,7 @@ impl Cluster {
         run
     }
 
-    /// Fails with what the command and the workers said unless it ended with this code.
+    /// Fails with the output of the command and the workers unless it ended with this code.
     #[track_caller]
     pub fn assert_code(&self, run: &Output, code: i32) {
         if run.status.code() != Some(code) {
@@ -460,7 +460,7 @@ impl Cluster {
         assert_code(run, code);
     }
 
-    /// Runs a command to its end. Fails with what the workers said if it does not end.
+    /// Runs a command to its end. Fails with the workers' logs if it does not end.
     #[track_caller]
     pub fn run_to_end(&self, command: Trommel) -> Output {
         let (ended, end) = mpsc::sync_channel(1);
@@ -485,7 +485,7 @@ impl Cluster {
         }
     }
 
-    /// Prints what the workers said.
+    /// Prints the workers' logs.
     fn tell(&self) {
         for (number, worker) in self.workers.iter().enumerate() {
             let log = self.log(number);

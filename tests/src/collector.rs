@@ -1,4 +1,4 @@
-//! An OpenTelemetry collector that keeps what it is sent.
+//! An OpenTelemetry collector that stores what it receives.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -83,7 +83,7 @@ impl TraceService for Kept {
 }
 
 impl Collector {
-    /// One that is spoken to over gRPC.
+    /// One that listens for gRPC.
     pub fn grpc() -> Self {
         let kept = Kept::default();
         let service = TraceServiceServer::new(kept.clone());
@@ -107,7 +107,7 @@ impl Collector {
         Self { address, kept }
     }
 
-    /// One that takes Protobuf over HTTP.
+    /// One that listens for Protobuf over HTTP.
     pub fn http() -> Self {
         let kept = Kept::default();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -122,12 +122,12 @@ impl Collector {
         Self { address, kept }
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The spans that came so far, once there are as many as `enough` says.
+    /// The spans received so far, once `enough` is satisfied.
     #[track_caller]
     pub fn spans(&self, enough: impl Fn(&[Traced]) -> bool) -> Vec<Traced> {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -148,7 +148,7 @@ impl Collector {
     }
 }
 
-/// Keeps what comes over a connection, one request after the other.
+/// Stores the requests of a connection, one after the other.
 fn answer_posts(stream: TcpStream, keeper: &Kept) {
     let mut stream = BufReader::new(stream);
     while let Some(body) = read_request(&mut stream) {

@@ -1,4 +1,4 @@
-//! A small Hugging Face Hub on loopback: what the clients of the real one ask for, and its faults.
+//! A small Hugging Face Hub on loopback: the requests of its clients, and its faults.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -60,7 +60,7 @@ impl Hub {
             thread::spawn(move || {
                 for client in listener.incoming().flatten() {
                     let shared = Arc::clone(&shared);
-                    // A client may leave in the middle of an answer.
+                    // A client may disconnect in the middle of an answer.
                     thread::spawn(move || shared.answer(client, is_store));
                 }
             });
@@ -99,7 +99,7 @@ impl Hub {
         self.shared.state.lock().unwrap().failing = times;
     }
 
-    /// What was asked for so far: `GET path`, with the range that was asked for.
+    /// What was requested so far: `GET path`, with the range that was requested.
     pub fn requests(&self) -> Vec<String> {
         self.shared.state.lock().unwrap().requests.clone()
     }
@@ -110,7 +110,7 @@ impl Hub {
 struct Request {
     path: String,
     token: Option<String>,
-    /// The first byte that is asked for.
+    /// The first byte that is requested.
     from: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the built binary share: the binary, its model, folders of images, and a reader
+//! Shared by the tests of the built binary: the binary, its model, folders of images, and a reader
 //! of results.
 //!
 //! A [`Trommel`] is one command line; a [`Folder`] is a temporary folder that images are put into.
@@ -71,7 +71,7 @@ impl Trommel {
         Self::of(&binary(), args)
     }
 
-    /// The same of another file than the one that was built, such as an installed copy of it.
+    /// The same for another file, such as an installed copy.
     pub fn of<I: AsRef<std::ffi::OsStr>>(binary: &Path, args: impl IntoIterator<Item = I>) -> Self {
         let mut command = Command::new(binary);
         command.args(args).stdin(Stdio::null());
@@ -156,7 +156,7 @@ impl Trommel {
             .unwrap()
     }
 
-    /// Starts it, with what it says of errors in a file.
+    /// Starts it, with its standard error in a file.
     pub fn spawn_logging(mut self, errors: &Path) -> Child {
         self.command
             .stdout(Stdio::null())
@@ -165,7 +165,7 @@ impl Trommel {
             .unwrap()
     }
 
-    /// Runs to the end without the right of root to read everything, so that permissions count.
+    /// Runs to the end without root's right to read everything, so that permissions apply.
     pub fn run_bound_by_permissions(self) -> Output {
         let mut bound = Command::new("setpriv");
         bound
@@ -199,7 +199,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Fails with what the command said unless it ended with this code.
+/// Fails with the command's output unless it ended with this code.
 #[track_caller]
 pub fn assert_code(output: &Output, code: i32) {
     assert_eq!(output.status.code(), Some(code), "{}", stderr(output));

@@ -1,18 +1,18 @@
-//! ONNX Runtime with a device that is lost, as `fixtures/lost_device.c` makes one of the real library.
+//! ONNX Runtime with a device that is lost: the real library, wrapped by `fixtures/lost_device.c`.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use crate::{Folder, root};
 
-/// A library to load in ONNX Runtime's place.
+/// A library to load instead of ONNX Runtime.
 pub struct LostDevice {
     library: PathBuf,
     _folder: Folder,
 }
 
 impl LostDevice {
-    /// Compiles it, for which there has to be a C compiler.
+    /// Compiles it; needs a C compiler.
     #[allow(clippy::new_without_default, reason = "it starts a compiler")]
     pub fn new() -> Self {
         let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! What stands between a process and a server, and fails on purpose.
+//! Proxies between a process and a server that fail on purpose.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// Passes connections on until it is cut.
+/// Forwards connections until it is cut.
 pub struct Wire {
     address: SocketAddr,
     is_cut: Arc<AtomicBool>,
@@ -20,7 +20,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A way to a server at this port.
+    /// In front of a server at this port.
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let wire = Self {
@@ -46,12 +46,12 @@ impl Wire {
         wire
     }
 
-    /// Where to connect to.
+    /// Its address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends all connections, and takes no new ones.
+    /// Closes all connections, and accepts no new ones.
     pub fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
         for stream in self.open.lock().unwrap().drain(..) {
@@ -60,7 +60,7 @@ impl Wire {
         }
     }
 
-    /// Takes connections again.
+    /// Accepts connections again.
     pub fn mend(&self) {
         self.is_cut.store(false, Ordering::Release);
     }
@@ -72,10 +72,10 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream) {
     drop(to.shutdown(Shutdown::Both));
 }
 
-/// What a store does instead of answering as it should.
+/// A fault of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StoreFault {
-    /// It takes its time.
+    /// It answers slowly.
     Slow,
     /// It answers with this status and applies nothing.
     Refuses(u16),
@@ -95,7 +95,7 @@ const FAULTS: [StoreFault; 6] = [
     StoreFault::CutAfter,
 ];
 
-/// Passes the requests of HTTP clients on, each over a connection of its own, and spoils a share.
+/// Forwards HTTP requests, each over its own connection, and makes a share of them fail.
 pub struct FlakyStore {
     address: SocketAddr,
     state: Arc<Mutex<Flaky>>,
@@ -124,7 +124,7 @@ impl FlakyStore {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let state = Arc::clone(&state);
-                // A client or a store that goes away ends the exchange.
+                // A client or a store that disconnects ends the exchange.
                 thread::spawn(move || drop(exchange(client, server, &state)));
             }
         });
@@ -136,12 +136,12 @@ impl FlakyStore {
         format!("http://{}", self.address)
     }
 
-    /// Spoils so many of a hundred requests from now on.
+    /// The percentage of requests that fail from now on.
     pub fn spoil(&self, percent: u32) {
         self.state.lock().unwrap().percent = percent;
     }
 
-    /// How often it did what.
+    /// The number of faults of each kind.
     pub fn counts(&self) -> BTreeMap<StoreFault, usize> {
         self.state.lock().unwrap().counts.clone()
     }
@@ -201,7 +201,7 @@ fn exchange(mut client: TcpStream, server: SocketAddr, state: &Mutex<Flaky>) -> 
     client.shutdown(Shutdown::Both)
 }
 
-/// The head of a request, and what came of its body along with it.
+/// The head of a request, and the part of its body that was read with it.
 fn head(client: &mut TcpStream) -> io::Result<(String, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {

@@ -1,10 +1,10 @@
-//! Questions to a process over HTTP, as a prober or Prometheus asks them.
+//! HTTP requests to a process, as from a prober or Prometheus.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// An address that nothing listens at.
+/// An address with no listener.
 pub fn free_address() -> SocketAddr {
     let port = portpicker::pick_unused_port().expect("a port is free");
     SocketAddr::from(([127, 0, 0, 1], port))

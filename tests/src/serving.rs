@@ -1,4 +1,4 @@
-//! A server under test, and a client that says exactly what it is told.
+//! A server under test, and a client that sends exactly the bytes that it is given.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ const END: Duration = Duration::from_secs(60);
 pub struct Serving {
     /// Where it answers.
     pub address: SocketAddr,
-    /// Where it answers about metrics and health.
+    /// Its address for metrics and health.
     pub telemetry: SocketAddr,
     child: Child,
     log: PathBuf,
@@ -46,7 +46,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{}: {text}", self.status))
     }
 
-    /// The word for what went wrong.
+    /// The kind of the error.
     #[track_caller]
     pub fn kind(&self) -> (u16, String) {
         let kind = self.json()["error_kind"].as_str().map(str::to_owned);
@@ -163,7 +163,7 @@ pub fn send(
     let mut head = request_head(method, path, headers);
     head += &format!("content-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
-    // Who is refused early may find the connection closed; the answer is there all the same.
+    // A client that is refused early may find the connection closed, but can still read the answer.
     stream.write_all(body).ok();
     read_answer(&mut stream)
 }
@@ -195,7 +195,7 @@ pub fn read_answer(stream: &mut TcpStream) -> Answer {
     }
 }
 
-/// Looks until there is something, and gives it.
+/// Polls until there is a result, and returns it.
 #[track_caller]
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + END;

@@ -1,4 +1,4 @@
-//! Whatever is wrong with an image ends in its row; whatever is wrong with a job is said before any
+//! A fault of an image ends in its row; a fault of a job is reported before any
 //! work.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]

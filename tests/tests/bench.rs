@@ -1,4 +1,4 @@
-//! What `trommel bench` measures, of stages and of servers. No figure is compared with a time: how fast the
+//! What `trommel bench` measures for stages and servers. No figure is compared with a time: how fast the
 //! machine is says nothing about whether it was measured.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,4 +1,4 @@
-//! Cascades: a small model decides what it is sure of, and the labels are the large one's nearly always.
+//! Cascades: a small model decides what it is certain of, and nearly all labels are the large model's.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -283,7 +283,7 @@ fn what_workers_cannot_run_as_a_cascade_is_refused_and_its_job_only() {
         let answer = with(words);
         assert!(answer.contains(said), "{words:?}: {answer}");
     }
-    // From elsewhere, straight into the queue.
+    // By other publishers, directly into the queue.
     for (id, cascade, said) in [
         ("share", json!({"agree": 2.0}), "cascade.agree"),
         (

@@ -1,4 +1,4 @@
-//! Kill it at any moment, and the row count is still right.
+//! A run that is killed at any moment still has the right number of rows.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 #![allow(clippy::print_stdout, reason = "a failed test shows its seed")]
@@ -25,7 +25,7 @@ fn slow_job(images: &Path, output: &Path) -> Trommel {
         .env("TROMMEL_SINK__PART_INTERVAL", "40ms")
 }
 
-/// The parts that a job has committed while it has not ended, in the folder or beside the single file.
+/// The parts that a job has committed while it has not ended, in the folder or next to the single file.
 fn parts(output: &Path) -> usize {
     let mut beside = output.as_os_str().to_owned();
     beside.push(".parts");
@@ -65,14 +65,14 @@ fn kill_twenty_times(name: &str) {
         match child.try_wait().unwrap() {
             None => {
                 child.kill().unwrap();
-                // By the signal: it had not ended by itself in between.
+                // By the signal: it had not ended by itself.
                 if child.wait().unwrap().code().is_none() {
                     kills += 1;
                     kills_with_rows += usize::from(parts(&output) > 0);
                 }
             }
             // It was done before it could be killed: the rows have to be right, and the next one
-            // is hunted.
+            // is killed.
             Some(status) => {
                 assert!(status.success(), "seed {seed}: {status}");
                 assert_each_index_once(&rows(&output), IMAGES);

@@ -1,4 +1,4 @@
-//! Commands beside `classify`, and what scripts rely on.
+//! Commands other than `classify`, and what scripts rely on.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 

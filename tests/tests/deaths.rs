@@ -1,4 +1,4 @@
-//! Processes that die, or whose file is replaced, while they work.
+//! Processes that die, or whose binary is replaced, while they work.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,7 +36,7 @@ fn an_image_at_which_the_process_dies_again_and_again_ends_as_a_failed_row() {
         WebServer::start(move |asked| {
             let number: usize = asked.target[1..].trim_end_matches(".png").parse().unwrap();
             if number == DEADLY {
-                // What a decoder that goes astray would do to its process. The last run never asks for it.
+                // What a faulty decoder would do to its process. The last run never decodes it.
                 let victim = Pid::from_raw(victim.load(Ordering::SeqCst)).unwrap();
                 kill_process(victim, Signal::KILL).unwrap();
                 return Reply::Reset;
@@ -100,7 +100,7 @@ fn a_binary_that_is_replaced_while_it_starts_works_on() {
         .arg(digits_model())
         .arg("--output")
         .arg(&output);
-    // It is not beside the libraries of the build.
+    // It is not next to the libraries of the build.
     if let Some(library) = library() {
         run = run.env("ORT_DYLIB_PATH", library.to_str().unwrap());
     }

@@ -1,4 +1,4 @@
-//! The roles in processes of their own, around a real broker.
+//! The roles in their own processes, with a real broker.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -271,7 +271,7 @@ fn a_job_that_is_hopeless_or_late_ends_early() {
     cluster.assert_code(&hopeless, 4);
     assert!(stderr(&hopeless).contains("0.2"), "{}", stderr(&hopeless));
 
-    // Nobody is left who could classify.
+    // No infer worker is left.
     cluster.signal(0, Signal::TERM);
     assert_eq!(cluster.wait(0), Some(0), "{}", cluster.log(0));
     cluster.start("ingest,preprocess,sink", &[]);
@@ -400,7 +400,7 @@ fn workers_with_different_models_of_one_name_do_not_mix() {
     let images = Folder::with_digits(3);
     let ended = cluster.submit(text(&images.images()), text(&folder.path("rows/")));
     let ended = ended.arg("--wait").run();
-    // R14: the worker goes on; the job ends, as nobody has its version.
+    // R14: the worker continues; the job ends, as nobody has its version.
     cluster.assert_code(&ended, 1);
     let said = stderr(&ended);
     assert!(said.contains("model digits has version"), "{said}");

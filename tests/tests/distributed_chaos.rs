@@ -1,4 +1,4 @@
-//! Kill any role, or the broker, at any moment, and the row count is still right.
+//! Any role or the broker is killed at any moment, and the number of rows is still right.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 #![allow(clippy::print_stdout, reason = "a failed test shows its seed")]
@@ -77,7 +77,7 @@ fn await_rows_and_hold(cluster: &Cluster, server: &S3Server, id: &str) {
     }
 }
 
-/// Lets a job go on to its end at full speed.
+/// Lets a job continue to its end at full speed.
 fn let_go(server: &S3Server) {
     server.slow_down_images(Duration::ZERO);
 }
@@ -137,7 +137,7 @@ fn killing_the_broker_loses_nothing_and_doubles_nothing() {
     assert_complete(&server.path("photos", "rows"));
 }
 
-/// Waits until something is so, or fails with the log of this worker.
+/// Waits until the condition holds, or fails with the log of this worker.
 #[track_caller]
 fn until(is_so: impl Fn() -> bool, cluster: &Cluster, worker: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -152,9 +152,9 @@ fn until(is_so: impl Fn() -> bool, cluster: &Cluster, worker: usize) {
 }
 
 /// Stops the cluster's sink past its lease of two seconds while another takes over and commits, then
-/// lets it go on.
+/// lets it continue.
 fn bury_and_wake(cluster: &mut Cluster, server: &S3Server, zombie: usize, id: &str) {
-    // The job has to go on while the other sink starts and until this one wakes.
+    // The job has to continue while the other sink starts and until this one wakes.
     server.slow_down_images(Duration::from_millis(50));
     cluster.signal(zombie, Signal::STOP);
     let (_, before) = cluster.progress(id);
@@ -218,7 +218,7 @@ fn wake_the_dead(ignore_preconditions: bool) {
     bury_and_wake(&mut cluster, &server, zombie, "undead");
     assert_ends_well(&cluster, "undead", waiting);
     assert_complete(&output);
-    // It has seen that the job is another's.
+    // It has noticed that another sink has the job.
     until(
         || cluster.log(zombie).contains("another sink"),
         &cluster,

@@ -1,4 +1,4 @@
-//! Stored embeddings, and what is answered from them: `relabel`, `fit`, `find`, `dedup`, `export --to`.
+//! Commands that use stored embeddings: `relabel`, `fit`, `find`, `dedup`, `export --to`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -366,7 +366,7 @@ fn the_images_most_like_a_text_come_first() {
         );
     }
     assert!(found.iter().all(|row| row["label"] == "red"));
-    // An image is most like itself.
+    // An image is most similar to itself.
     let image = &stored(&results)[17].image.uri;
     let found = find(image);
     assert!(

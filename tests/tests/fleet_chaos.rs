@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fleet::Fleet;
 
-/// What the environment says, else this.
+/// The variable's value, or this default.
 fn given<T: std::str::FromStr>(name: &str, default: T) -> T {
     let given = std::env::var(name).ok();
     given.map_or(default, |text| {

@@ -1,4 +1,4 @@
-//! What Trommel says before a job, and what it says of that afterwards.
+//! The forecast of a job, and its comparison with the actual figures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Models by their names on a hub, which is one on loopback.
+//! Models by name, from a hub on loopback.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
@@ -168,7 +168,7 @@ fn a_download_that_is_cut_goes_on_where_it_ended() {
     assert_eq!(requests, expected);
 }
 
-/// What the process before left is used, and a server that knows no ranges does not spoil it.
+/// A partial download is resumed, and also survives a server without ranges.
 #[test]
 fn a_later_command_goes_on_too() {
     for knows_ranges in [true, false] {

@@ -1,4 +1,4 @@
-//! Jobs that stand still, open slowly or end their workers: who works on them, and who hears of their
+//! Jobs that stall, open slowly or end their workers: which worker processes them, and who is notified of their
 //! end.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -239,7 +239,7 @@ fn whoever_listens_hears_of_progress_and_once_of_the_end() {
         .args(["--model", "numbers", "--id", "both"])
         .run();
     cluster.assert_code(&two, 0);
-    // Nothing is classified yet, so it goes on for as long as this takes.
+    // Nothing is classified yet, so it continues for as long as this takes.
     cluster.eventually("progress is reported", || {
         heard.of("stopped", "progress").pop()
     });

@@ -112,7 +112,7 @@ fn make_video(path: &Path, seconds: u32) {
 }
 
 /// Each frame gets the row that a request for it would get; one that is no image gets a row that says so,
-/// and its source goes on.
+/// and its source continues.
 #[test]
 fn frames_have_rows_and_a_camera_that_sends_text_has_failed_ones() {
     let nats = NatsServer::start();

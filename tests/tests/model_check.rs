@@ -12,13 +12,13 @@ use model::world::Faults;
 use model::{Mistake, Protocol};
 use stateright::{Checker, HasDiscoveries, Model};
 
-/// A number of the check, which a variable such as `MODEL_IMAGES` replaces for a longer one.
+/// A parameter of the check; a variable such as `MODEL_IMAGES` sets a larger one.
 fn size(name: &str, default: u8) -> u8 {
     let given = std::env::var(format!("MODEL_{name}"));
     given.map_or(default, |given| given.parse().unwrap())
 }
 
-/// Two sinks at one job, of which all can go wrong.
+/// Two sinks at one job, with all faults.
 fn two_sinks(claims: bool) -> Protocol {
     Protocol {
         images: size("IMAGES", 2),
@@ -37,7 +37,7 @@ fn two_sinks(claims: bool) -> Protocol {
     }
 }
 
-/// Two ingests at one job, of which all can go wrong.
+/// Two ingests at one job, with all faults.
 fn two_ingests() -> Protocol {
     Protocol {
         ingests: 2,

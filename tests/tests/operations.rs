@@ -1,4 +1,4 @@
-//! What an operator asks, and jobs that begin otherwise than by a listing.
+//! The control API, and jobs that do not begin with a listing.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -38,7 +38,7 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Who scales from none looks at consumers, and takes one that is not there for a huge backlog.
+/// An autoscaler that starts from zero reads consumers, and treats a missing one as a huge backlog.
 #[test]
 fn the_consumers_that_workers_are_scaled_by_are_there_before_the_workers() {
     let folder = Folder::with_digits(40);
@@ -177,7 +177,7 @@ fn a_dry_run_counts_and_measures_and_stores_nothing() {
         words.contains("images      700") && words.contains("bottleneck"),
         "{words}"
     );
-    // The job itself goes on as if nothing had been.
+    // The job itself continues as if nothing had been.
     cluster.classify(folder.images().to_str().unwrap(), output.to_str().unwrap());
     assert_each_index_once(&rows(&output), 700);
 }
@@ -431,7 +431,7 @@ fn a_new_version_of_a_model_is_taken_into_use_while_a_job_of_the_old_one_goes_on
     });
     add("2", "\"3\": \"3\"", "\"3\": \"three\"");
     submit("new");
-    // Whoever asks hears of both versions from every worker.
+    // Every worker reports both versions.
     cluster.eventually("all workers tell of the new version", || {
         let told = ask(&cluster, "trommel.api.workers");
         let workers = told.as_array().unwrap();

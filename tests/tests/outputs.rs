@@ -109,7 +109,7 @@ fn one_process_fills_a_table_and_goes_on_after_a_kill() {
         database.query("SELECT count(DISTINCT index), max(index) FROM labels"),
         "6002|6001"
     );
-    // A second job beside it.
+    // A second job next to it.
     let more = into_table(&folder, &database, "labels")
         .args(["--sample", "100"])
         .run();

@@ -32,7 +32,7 @@ const USERS: [&str; 9] = [
 /// Time the server may take to refuse a subject.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// A broker with the shipped configuration, and what is needed to connect to it.
+/// A broker with the shipped configuration, and the credentials for it.
 struct Broker {
     cluster: Cluster,
     ca: PathBuf,
@@ -65,7 +65,7 @@ impl Broker {
             );
             permissions = permissions.replace(&line, "");
         }
-        // What the server takes from its environment stands before it here; its store is an argument.
+        // What the server takes from its environment comes before it here; its store is an argument.
         let mut config = format!(
             "TROMMEL_NATS_TLS_CERTIFICATE: \"{}\"\nTROMMEL_NATS_TLS_KEY: \"{}\"\n",
             ca.display(),
@@ -189,7 +189,7 @@ fn each_role_works_with_a_user_of_its_own() {
         assert!(!log.contains("Permissions Violation"), "{log}");
         assert!(!log.contains("does not permit"), "{log}");
     }
-    // The operator looks and ends; the submitter cannot.
+    // The operator may read and cancel jobs; the submitter may not.
     let list = broker.act_as("operator").command(["jobs", "list"]).run();
     broker.cluster.assert_code(&list, 0);
     let cancel = broker
@@ -236,7 +236,7 @@ fn requests_go_through_with_users_of_their_own() {
 #[test]
 fn each_role_is_refused_what_is_not_its_own() {
     let broker = Broker::shipped();
-    // A user, something of its own, what it must not publish, what it must not listen to.
+    // A user, a subject it may use, one it must not publish to, and one it must not subscribe to.
     let table: [(&str, &str, &[&str], &[&str]); 9] = [
         (
             "ingest",
@@ -355,7 +355,7 @@ fn each_role_is_refused_what_is_not_its_own() {
     }
 }
 
-/// Nobody comes in without a password, or without TLS.
+/// No connection without a password, or without TLS.
 #[test]
 fn strangers_are_refused() {
     let mut broker = Broker::shipped();

@@ -221,7 +221,7 @@ fn a_webdataset_shard_gives_the_same_labels_with_its_json() {
                 .append_data(&mut header, format!("s/{number:06}.{suffix}"), bytes)
                 .unwrap();
         };
-        // The text stands before the image in one half and behind it in the other.
+        // The text comes before the image in one half and behind it in the other.
         let text = format!("{{\"serial\":{number}}}");
         if number % 2 == 0 {
             add("json", text.as_bytes());

@@ -1,4 +1,4 @@
-//! Prompts: each image has exactly one row, whatever the servers do.
+//! Prompts: exactly one row for each image, whatever the servers do.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,7 +15,7 @@ use trommel_tests::{
 
 const CHOICES: [&str; 3] = ["cat", "dog", "no animal"];
 
-/// The choice that the image decides.
+/// The choice that depends on the image.
 fn choice(question: &Question) -> Said {
     Said::Text(CHOICES[question.pick(3)].to_owned())
 }
@@ -140,12 +140,12 @@ fn what_stays_wrong_is_a_failed_row_with_the_servers_words() {
         assert!(with.all(|row| row.error_kind.as_deref() == Some("model_failed")));
     }
     assert!(rows.iter().any(|row| row.status == "ok"));
-    // A refusal is asked for once, a failure four times.
+    // A refused request is sent once, a failed one four times.
     let questions = server.questions();
     let times = |pick: usize| {
         let asked = questions.iter().filter(|question| question.pick(5) == pick);
         let images: BTreeSet<_> = asked.clone().map(|question| &question.image).collect();
-        // Equal digits may be there twice.
+        // Equal digits may occur twice.
         let shown = |image: &&&String| {
             let same = questions
                 .iter()

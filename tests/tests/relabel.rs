@@ -385,7 +385,7 @@ fn a_relabel_that_is_killed_goes_on_behind_its_last_part() {
     let version = version(&folder, "clip_both");
     let results = folder.path("results");
     fs::create_dir(&results).unwrap();
-    // Indices that begin anew begin a new part, and the second one is larger than the process may write.
+    // Where the indices start over, a new part begins. The second one exceeds the limit of the process.
     for (number, first, length) in [(0, 200, 1), (1, 0, 1), (2, 100, 8192)] {
         let rows: Vec<Foreign> = (first..first + 100)
             .map(|index| {

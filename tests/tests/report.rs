@@ -1,4 +1,4 @@
-//! `trommel report`: one page that holds all it shows.
+//! `trommel report`: one self-contained page.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What can be done with results afterwards: `evaluate`, `report` and `export`.
+//! Commands that read results: `evaluate`, `report` and `export`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -226,7 +226,7 @@ fn thresholds_decide_labels_from_stored_scores_as_a_new_job_would() {
     assert_code(&run, 0);
     assert_eq!(tops(&new), tops(&expected));
 
-    // What was left out below 0.5 cannot be the label where more is asked for.
+    // What was left out below 0.5 cannot be the label where more is requested.
     let half = classify("half.parquet", &["--top-k", "10", "--threshold", "0.5"]);
     let (run, new) = relabel(
         &half,
@@ -289,7 +289,7 @@ fn a_report_finds_its_pictures_from_any_folder_and_links_to_them() {
             .contains(&format!("href=\"{link}\""))
     );
 
-    // The results alone, in another place: it is told why, and what helps.
+    // The results alone, in another place: the message says why, and gives the remedy.
     fs::copy(folder.path("rows.parquet"), elsewhere.path("rows.parquet")).unwrap();
     let (said, page) = report(&elsewhere.path("rows.parquet"), &[]);
     assert!(
@@ -347,7 +347,7 @@ fn images_are_exported_by_label() {
     );
     assert!(links.iter().all(|link| link.is_symlink() && link.is_file()));
 
-    // Nothing goes into a folder that is in use, and nothing is left out in silence.
+    // Nothing is written to a folder in use, and nothing is left out silently.
     let again = export("copies", &[]);
     assert_code(&again, 2);
     assert!(

@@ -1,4 +1,4 @@
-//! Failed rows of a job that has ended are classified again, and the new ones count.
+//! Failed rows of an ended job are classified again, and the new rows count.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use trommel_tests::{
     Cluster, Folder, PIPELINE, Trommel, assert_code, assert_each_index_once, digits, rows, stderr,
 };
 
-/// Spoils images, which are then no images any more.
+/// Overwrites images with text.
 fn spoil(folder: &Folder, numbers: impl IntoIterator<Item = usize>) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(folder.images())
         .unwrap()
@@ -27,7 +27,7 @@ fn spoil(folder: &Folder, numbers: impl IntoIterator<Item = usize>) -> Vec<PathB
     spoilt
 }
 
-/// Puts images in the place of spoilt ones.
+/// Restores spoilt images.
 fn mend(spoilt: &[PathBuf]) {
     for file in spoilt {
         std::fs::copy(&digits()[0], file).unwrap();
@@ -44,7 +44,7 @@ fn show(cluster: &Cluster, id: &str) -> Value {
     serde_json::from_slice(&run.stdout).unwrap()
 }
 
-/// Runs a command that is refused, and checks what it says.
+/// Runs a command that is refused, and checks its message.
 #[track_caller]
 fn refused(run: Trommel, words: &str) {
     let run = run.run();
@@ -236,7 +236,7 @@ fn kill_while_retrying(cluster: &mut Cluster, server: &S3Server, id: &str) {
     assert_eq!(status["models"][0]["committed"], FAILED);
 }
 
-/// While a retry runs there is no other.
+/// Only one retry runs at a time.
 fn refused_later(cluster: &Cluster, id: &str, retry: &str) {
     let run = cluster.command(["jobs", "retry", id]).run();
     let (words, state) = (stderr(&run), show(cluster, retry)["state"].clone());
@@ -248,7 +248,7 @@ fn refused_later(cluster: &Cluster, id: &str, retry: &str) {
 
 const FAILED: usize = 600;
 
-/// A store with images of which every other one is none, and the rows of these.
+/// A store in which every other image is spoilt, and the rows of a job over it.
 fn half_failed(server: &S3Server, folder: &Folder, cluster: &Cluster, output: &str) {
     let spoilt = spoil(folder, (0..2 * FAILED).step_by(2));
     folder.upload(server, "photos");
@@ -270,7 +270,7 @@ fn half_failed(server: &S3Server, folder: &Folder, cluster: &Cluster, output: &s
     server.slow_down_images(std::time::Duration::from_millis(150));
 }
 
-/// The job after the retry, for all who look at it.
+/// The job after the retry, as every reader sees it.
 fn assert_mended(cluster: &Cluster) {
     let job = show(cluster, "half");
     let model = &job["models"][0];
@@ -381,7 +381,7 @@ fn what_a_row_passes_through_is_in_the_new_one_too() {
     };
     let before = columns(&output);
 
-    // One is mended, one is as it was, one is on the list no more.
+    // One is mended, one is unchanged, and one is no longer in the list.
     mend(&spoilt[..1]);
     write(
         &files
@@ -414,7 +414,6 @@ fn what_a_row_passes_through_is_in_the_new_one_too() {
     assert_eq!((&model["ok"], &model["failed"]), (&json!(38), &json!(2)));
 }
 
-/// Each model has failed rows of its own; a job that failed is as failed as before.
 /// A job of the models `digits` and `other` that failed: every other one of its images is spoilt.
 fn two_models_failed(folder: &Folder) -> (Cluster, Vec<PathBuf>) {
     let spoilt = spoil(folder, (0..40).step_by(2));
@@ -507,7 +506,7 @@ fn a_retry_leaves_out_a_model_without_rows() {
     assert!(!rows.is_empty() && rows.iter().all(|row| row.status == "ok"));
 }
 
-/// The embedded run is killed while it tries rows again, and the same command goes on.
+/// The embedded run is killed while it tries rows again, and the same command continues.
 #[test]
 fn a_retry_in_one_process_goes_on_after_a_kill() {
     let folder = Folder::with_digits(2000);

@@ -1,4 +1,4 @@
-//! A fault has a scope: what one job is at fault for ends that job, and the others go on.
+//! A fault has a scope: what one job is at fault for ends that job, and the others continue.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -88,7 +88,7 @@ fn a_model_that_cannot_be_used_ends_its_job_and_nothing_else() {
     cluster.assert_all_alive();
 }
 
-/// R59, R17: a job whose output takes no rows says so, and the others go on.
+/// R59, R17: a job whose output takes no rows says so, and the others continue.
 #[test]
 fn an_output_that_cannot_be_reached_holds_nobody_up_and_is_named() {
     let folder = Folder::with_digits(200);
@@ -145,7 +145,7 @@ fn a_cancelled_job_leaves_no_row_in_the_job_that_overwrites_it() {
         let found = rows(&output);
         assert_each_index_once(&found, 6000);
         assert_eq!(found.len(), 6000, "round {round}");
-        // Those who read the folder without Trommel see the same.
+        // Other readers of the folder see the same.
         let parts = std::fs::read_dir(&output).unwrap().filter_map(|entry| {
             let name = entry.unwrap().file_name().into_string().unwrap();
             name.starts_with("part-").then_some(name)
@@ -231,7 +231,7 @@ fn what_no_message_can_hold_costs_a_row_or_its_job() {
     cluster.assert_all_alive();
 }
 
-/// What the broker has lost is found and queued again, without anybody asking.
+/// What the broker has lost is found and queued again automatically.
 #[test]
 fn images_that_the_broker_has_lost_are_queued_again() {
     let folder = Folder::with_digits(60);
@@ -289,7 +289,7 @@ fn thousands_of_jobs_are_listed_page_by_page() {
     assert!(began.elapsed() < Duration::from_secs(60));
 }
 
-/// R54: beside a paused ingest worker every second question was answered by nobody.
+/// R54: next to a paused ingest worker every second question was answered by nobody.
 #[test]
 fn a_paused_worker_does_not_keep_the_others_from_answering() {
     let mut cluster = Cluster::new();

@@ -1,4 +1,4 @@
-//! What a newcomer sees first: the demo, completions and manual pages, what is said of mistakes.
+//! What a newcomer sees first: the demo, completions, manual pages, and messages about mistakes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -131,7 +131,7 @@ fn the_summary_names_the_job_of_the_rows_on_standard_output() {
     assert_eq!(summary["job_id"], row["job_id"]);
 }
 
-/// N30: what the system says stood twice in the line.
+/// N30: the system's message was in the line twice.
 #[test]
 fn what_the_system_says_is_said_once() {
     let folder = Folder::new();
@@ -146,7 +146,7 @@ fn what_the_system_says_is_said_once() {
     }
 }
 
-/// N30: what is said of a store that is away, or that nobody may use, is a line.
+/// N30: a store that is unreachable or forbidden is reported in one line.
 #[test]
 fn a_store_that_cannot_be_used_is_told_in_a_line() {
     let folder = Folder::new();
@@ -179,7 +179,7 @@ fn a_store_that_cannot_be_used_is_told_in_a_line() {
     }
 }
 
-/// N29: the flags of other programs are answered with ours.
+/// N29: for the flags of other programs, ours are suggested.
 #[test]
 fn a_flag_by_another_programs_name_is_answered_with_ours() {
     for (flag, ours) in [

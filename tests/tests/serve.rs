@@ -1,4 +1,4 @@
-//! Requests over HTTP: rows for images, within limits, and nobody who is slow or wrong does harm.
+//! Requests over HTTP: rows for images, within limits; slow or malformed requests do no harm.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -338,7 +338,7 @@ fn broken_bodies_and_bombs_leave_all_room_to_others() {
         drop(stream);
         works();
     }
-    // A body that never ends comes too slowly; meanwhile there is no room, and then there is.
+    // An endless body is too slow; it takes up room until it is dropped.
     let mut stream = serving.connect();
     write!(stream, "{head}\r\nbegin").unwrap();
     assert_eq!(read_answer(&mut stream).kind(), (408, "timeout".to_owned()));
@@ -376,7 +376,7 @@ fn a_full_queue_sheds_and_who_leaves_makes_room() {
     let answer = serving.classify(&slow, &["trommel-deadline-ms: 5"]);
     assert_eq!(answer.kind(), (504, "deadline".to_owned()));
 
-    // Who leaves takes the work along.
+    // When a client disconnects, its work is dropped.
     let gone = || {
         let mut stream = serving.connect();
         let head = request_head("POST", "/v1/models/digits/classify", &[]);
@@ -402,7 +402,7 @@ fn idle_connections_keep_nobody_out_for_long() {
     ];
     let serving = Serving::start(&[], &limits);
     let png = png();
-    // Silent ones, and such that begin a head and do not go on.
+    // Idle connections, and some that send only the beginning of a head.
     let mut idle: Vec<_> = (0..1900).map(|_| serving.connect()).collect();
     for stream in idle.iter_mut().step_by(2) {
         stream
@@ -435,7 +435,7 @@ fn who_does_not_read_is_left() {
     let serving = Serving::start(&[], &[("TROMMEL_SERVE__WRITE_TIMEOUT", "500ms")]);
     let mut stream = serving.connect();
     let request = b"GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n".repeat(100);
-    // Answers pile up until the server gives this client up.
+    // Answers queue up until the server drops this client.
     let gone = (0..100_000).find_map(|_| stream.write_all(&request).err());
     assert!(gone.is_some());
     serving.assert_works(&png());

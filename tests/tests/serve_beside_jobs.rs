@@ -1,4 +1,4 @@
-//! A worker that answers requests beside its jobs, on the same threads and the same engine.
+//! A worker that answers requests next to its jobs, on the same threads and the same engine.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -56,7 +56,7 @@ fn requests_are_answered_while_a_job_runs_and_the_job_is_complete() {
     let rows = rows(&output);
     assert_each_index_once(&rows, 1500);
     assert!(rows.iter().all(|row| row.label.is_some()));
-    // The same label whatever is classified beside it.
+    // The same label whatever is classified next to it.
     for (number, label) in answers.iter().enumerate() {
         assert_eq!(*label, answers[number % images.len()]);
     }

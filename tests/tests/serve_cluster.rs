@@ -1,4 +1,4 @@
-//! The serve role in processes of its own: it decodes, and infer workers compute.
+//! The serve role in its own processes: it decodes, and infer workers compute.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -168,7 +168,7 @@ fn all_entrances_answer_as_one_process_does() {
     assert_eq!(cluster.wait(serve), Some(0), "{}", cluster.log(serve));
 }
 
-/// What is in the hands of a worker that is killed is sent to the other one.
+/// Requests in flight at a killed worker are sent to the other one.
 #[test]
 fn a_killed_infer_worker_fails_no_request_that_may_wait() {
     let mut cluster = Cluster::new().env("TROMMEL_SERVE__INFER_TIMEOUT", "5s");
@@ -199,7 +199,7 @@ fn a_killed_infer_worker_fails_no_request_that_may_wait() {
     }
 }
 
-/// The deadline of a request goes with it, and is not outlived by waiting for a worker that hangs.
+/// A request's deadline travels with it, and ends the wait for a worker that hangs.
 #[test]
 fn a_worker_that_hangs_holds_nobody_beyond_the_deadline() {
     let mut cluster = Cluster::new().env("TROMMEL_SERVE__INFER_TIMEOUT", "2s");

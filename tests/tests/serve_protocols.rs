@@ -125,7 +125,7 @@ fn the_server_is_as_its_description_says() {
     let url = format!("http://{}/openapi.json", serving.address);
     let tool = root().join(".tools/serve-venv/bin/schemathesis");
     let folder = trommel_tests::Folder::new();
-    // An answer after the deadline of a request is what the request asked for.
+    // The deadline is the client's own, so a late answer is what it wanted.
     let settings = "[checks]\nnot_a_server_error.expected-statuses = [\"2xx\", \"4xx\", \"504\"]\n";
     let config = folder.path("schemathesis.toml");
     std::fs::write(&config, settings).unwrap();

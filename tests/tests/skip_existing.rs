@@ -21,7 +21,7 @@ fn show(cluster: &Cluster, id: &str) -> Value {
     serde_json::from_slice(&run.stdout).unwrap()
 }
 
-/// The rows by uri, each of which stands once.
+/// The rows by uri, each of which occurs once.
 fn by_uri(output: &Path) -> BTreeMap<String, ResultRow> {
     let mut found = BTreeMap::new();
     let mut indices = std::collections::BTreeSet::new();
@@ -89,7 +89,7 @@ fn a_second_job_adds_what_is_new_and_replaces_what_has_changed() {
                 false => assert_eq!(&found[uri], row, "it was classified again"),
             }
         }
-        // The first one is told of as it was.
+        // The first job is reported as it was.
         assert_eq!(
             show(&cluster, &format!("{kind}-first"))["models"][0]["committed"],
             60
@@ -156,7 +156,7 @@ fn what_cannot_be_added_to_is_refused() {
     assert_eq!(rows(&output), before);
     let both = submit(&["--skip-existing", "--overwrite"]);
     assert_code(&both, 2);
-    // What finds more images than it has rows for names the way on.
+    // If there are more images than rows, the message names the remedy.
     add(&folder, "zzz.png", 1);
     let more = Trommel::classify(&images, &output).run();
     assert_code(&more, 2);
@@ -198,7 +198,7 @@ fn grown(folder: &Folder, cluster: &Cluster, output: &str) {
         std::fs::rename(waits(*number), &files[*number]).unwrap();
     }
     for number in first.iter().step_by(FIRST / CHANGED) {
-        // Another time of writing is another version, also of the same bytes.
+        // Another modification time is another version, even of the same bytes.
         let other = std::fs::read(&files[(number + 1) % files.len()]).unwrap();
         std::fs::write(&files[*number], other).unwrap();
     }

@@ -1,4 +1,4 @@
-//! The kinds of source, from the command line to the rows: on the web, and compressed.
+//! Sources on the web and compressed ones, from the command line to the rows.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
@@ -103,7 +103,7 @@ fn archives_of_every_kind_give_the_same_labels() {
     }
 }
 
-/// A run over a compressed archive that is killed goes on where it was.
+/// A run over a compressed archive that is killed continues where it was.
 #[test]
 fn a_run_over_compressed_archives_resumes() {
     let folder = Folder::new();
@@ -194,7 +194,7 @@ fn each_url_of_a_list_gets_one_row() {
     assert!(page.contains("HTML page"), "{page}");
 }
 
-/// Without leave, nothing of this machine or of a private network is asked.
+/// Without permission, no request goes to this machine or a private network.
 #[test]
 fn private_addresses_fail_unless_they_are_allowed() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
 //! `trommel tune`: settings are searched, and what was kept is taken up by others. No figure is compared with
-//! another: whether settings are faster is shown on made-up machines, beside the search.
+//! another: whether settings are faster is shown on made-up machines, next to the search.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

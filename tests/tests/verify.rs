@@ -1,4 +1,4 @@
-//! What is said of a model before it is used: whom its tensors follow, and whether they do.
+//! Checks of a model before it is used: which reference its tensors follow, and whether they match.
 
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
@@ -27,7 +27,7 @@ fn model(folder: &Folder, version: &str, processor: &str) -> PathBuf {
 const VIT: &str =
     r#"{"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}"#;
 
-/// A stand-in for Python: a program that does this with the folder of the program that it is to run.
+/// A substitute for Python: a script that runs this in the folder of the given program.
 fn python(folder: &Folder, does: &str) -> PathBuf {
     let path = folder.path("python");
     fs::write(
@@ -151,7 +151,7 @@ fn what_cannot_be_compared_is_answered_with_the_next_step() {
     );
 }
 
-/// The two references scale differently, and either can be asked for.
+/// The two references scale differently, and either can be requested.
 #[test]
 fn the_reference_is_chosen_by_folder_configuration_and_flag() {
     let folder = Folder::with_digits(1);

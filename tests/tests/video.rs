@@ -133,7 +133,7 @@ fn damaged_videos_cost_their_own_rows() {
     assert!(!folder.path("none.jsonl").exists());
 }
 
-/// A run that is killed at any moment goes on where it was, and no frame has two rows.
+/// A run that is killed at any moment continues where it was, and no frame has two rows.
 #[test]
 fn a_run_over_videos_resumes() {
     let folder = Folder::new();

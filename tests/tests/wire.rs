@@ -1,4 +1,4 @@
-//! The program in `docs/wire.md` does what the page says.
+//! The program in `docs/wire.md` works as described.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

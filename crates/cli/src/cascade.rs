@@ -252,7 +252,7 @@ fn write_rule(f: &mut fmt::Formatter<'_>, rule: &Rule, agree: f64) -> fmt::Resul
     let [low, high] = rule.interval.map(|share| 100.0 * share);
     write!(
         f,
-        "  agreement: {:.2} % ({low:.2} to {high:.2}) of {} sampled images, at least {} % asked for",
+        "  agreement: {:.2} % ({low:.2} to {high:.2}) of {} sampled images, at least {} % required",
         100.0 * rule.agreement,
         rule.tried,
         100.0 * agree

@@ -59,13 +59,13 @@ pub(crate) fn run(args: &ExportArgs, config: &Config) -> Result<Exit> {
         labels,
         left_out,
     } = exported;
-    let told = format!(
+    let message = format!(
         "trommel: {} of {}: {}\n",
         counted(images, "image"),
         counted(labels, "label"),
         dir.display()
     );
-    std::io::stderr().write_all(told.as_bytes())?;
+    std::io::stderr().write_all(message.as_bytes())?;
     match left_out {
         Some((count, example)) => {
             let images = counted(count, "image");

@@ -77,12 +77,12 @@ pub(crate) fn run(args: &ExportArgs, tool: LabellingTool, config: &Config) -> Re
         LabellingTool::Fiftyone => write_fiftyone(output, &chosen, &originals),
     };
     written.with_context(|| format!("failed to write {}", output.display()))?;
-    let told = format!(
+    let message = format!(
         "trommel: {} to review: {}\n",
         counted(chosen.len(), "image"),
         output.display()
     );
-    std::io::stderr().write_all(told.as_bytes())?;
+    std::io::stderr().write_all(message.as_bytes())?;
     Ok(Exit::Success)
 }
 

@@ -331,7 +331,7 @@ impl Engine {
             return Err(InferError::new(
                 InferErrorKind::Settings,
                 format_args!(
-                    "model {} was opened for smaller rows than those asked for; open it with a \
+                    "model {} was opened for smaller rows than those requested; open it with a \
                      capacity that covers them",
                     model.name()
                 ),

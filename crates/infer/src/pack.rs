@@ -253,7 +253,7 @@ mod tests {
             let (Packed::F32(f32s), Packed::F16(f16s), Packed::U8(u8s)) =
                 (f32s.images(2), f16s.images(2), u8s.images(2))
             else {
-                panic!("another type than was asked for");
+                panic!("another type than was requested");
             };
             for (image, seed) in [1, 5].into_iter().enumerate() {
                 for (place, pixel, channel) in placed(layout, &pixels(seed)) {

@@ -149,7 +149,7 @@ async fn a_fixed_batch_is_padded_and_the_padding_never_seen() {
         assert_eq!((stats.images + stats.padded) % 4, 0);
         assert_eq!(stats.max_batch, 4);
     }
-    // The model's own number holds, whatever is asked for.
+    // The model's own number holds, whatever is requested.
     for asked in [1, 100] {
         let engine = Engine::start(open("fixed4").unwrap(), options(1, asked)).unwrap();
         assert_eq!(engine.stats().max_batch, 4);
@@ -175,7 +175,7 @@ async fn a_poison_image_fails_alone_also_among_padding() {
                 }
             }
         }
-        // Whoever shared a batch with it was run once more.
+        // Whoever shared a batch with it was run again.
         assert!(engine.stats().retried >= 3, "{:?}", engine.stats());
     }
 }

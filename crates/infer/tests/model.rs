@@ -16,7 +16,7 @@ use trommel_infer::{
 };
 use trommel_types::{Lane, Shape};
 
-/// A folder of its own with the model of another and other files beside it.
+/// A folder of its own with the model of another and other files next to it.
 fn variant(model: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(

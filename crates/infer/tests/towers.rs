@@ -1,4 +1,4 @@
-//! Models without classes: their embeddings, and the classes that a job names, beside what the formulas
+//! Models without classes: their embeddings, and the classes that a job names, compared with what the formulas
 //! of `models/README.md` give.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,4 +1,4 @@
-//! Every fixture under every configuration, beside what the reference processors make of it.
+//! Every fixture under every configuration, compared with the output of the reference processors.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Kinds of images that are read behind features, beside Pillow's pixels. `scripts/test-formats.sh`
+//! Kinds of images that are read behind features, compared with Pillow's pixels. `scripts/test-formats.sh`
 //! runs it with all of them.
 
 #![allow(

@@ -26,7 +26,7 @@
 //! - While the broker is away, publishes, pulls and settles wait or repeat; none fails for it. At
 //!   start it must be there: [`Broker::connect`] says what is wrong and what to change.
 //! - What the server denies ends as an error that names the subject, whenever it happens.
-//! - What a dropped pull had asked for is kept for the next pull of the same queue object, and given
+//! - What a dropped pull had requested is kept for the next pull of the same queue object, and given
 //!   back after half of `ack_wait`, which does count as an attempt.
 //! - A server that is killed may forget the newest deliveries: a repeat may then carry the attempt
 //!   of the delivery before it.

@@ -18,7 +18,7 @@ use trommel_queue::{
 };
 use trommel_types::Message;
 
-/// Publishers and consumers go on over three kills of the broker: each message is stored once and
+/// Publishers and consumers survive three kills of the broker: each message is stored once and
 /// worked on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_when_the_broker_is_killed() {
@@ -364,7 +364,7 @@ async fn a_dead_letter_stays_small() {
     assert_eq!(letter.payload.len(), 64 << 10);
 }
 
-/// What was asked for and came for nobody is given back when the queue is closed.
+/// What was requested and came for nobody is given back when the queue is closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_queue_gives_back_what_it_prefetched() {
     let server = NatsServer::start();

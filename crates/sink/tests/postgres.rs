@@ -212,7 +212,7 @@ fn many_jobs_share_a_table() {
     let replaced = ready(open(&table, other.clone(), true).unwrap());
     assert_eq!(replaced.committed().len(), 0);
     drop(replaced);
-    // A second sink of the job that overwrites goes on with what the first one wrote.
+    // A second sink of the job that overwrites continues with what the first one wrote.
     let mut again = ready(open(&table, other.clone(), true).unwrap());
     again.commit(rows(0..3)).unwrap();
     let again = ready(open(&table, other, true).unwrap());

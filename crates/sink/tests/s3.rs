@@ -79,7 +79,7 @@ fn a_sink_that_has_lost_its_job_commits_nothing_twice() {
         heir.commit(rows(5..20)).unwrap();
         let error = zombie.commit(rows(10..30)).unwrap_err();
         assert_eq!(error.kind(), StorageErrorKind::LostRace, "{error}");
-        // The other way round: the heir is late, reads again and goes on.
+        // The other way round: the heir is late, reads again and continues.
         let mut zombie = sink(to, claims);
         zombie.commit(rows(20..25)).unwrap();
         let error = heir.commit(rows(20..30)).unwrap_err();

@@ -1,8 +1,8 @@
 //! Members of compressed archives, which can only be read forwards.
 //!
 //! A thread for each open archive unpacks it once, from its beginning, and hands out the members
-//! that are asked for as it passes them, the foremost first. It keeps what it has unpacked last, for
-//! those who come a little late. One that is asked for behind that costs another pass, which all
+//! that are requested as it passes them, the foremost first. It keeps what it has unpacked last, for
+//! those who come a little late. One that is requested behind that costs another pass, which all
 //! share that wait for one: work grows with faults, not with images.
 
 use std::collections::BTreeMap;
@@ -314,7 +314,7 @@ fn start(
 /// What a thread reads of an archive.
 struct Pass {
     input: Unpacker,
-    /// Looked at for changes in place; objects are asked for by their version.
+    /// Looked at for changes in place; objects are requested by their version.
     file: Option<File>,
     etag: Option<String>,
     /// What was unpacked last, and where it begins.

@@ -208,7 +208,7 @@ impl Walk {
         Ok(Some(header))
     }
 
-    /// Passes over what a sparse file's header goes on with, which its size does not count.
+    /// Skips the continuation of a sparse file's header, which its size does not include.
     fn skip_sparse_headers(&mut self, header: &Header, content: u64) -> io::Result<()> {
         let mut goes_on = header.as_gnu().is_some_and(tar::GnuHeader::is_extended);
         let mut position = content;

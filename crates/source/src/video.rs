@@ -1,6 +1,6 @@
 //! The frames of a video, by times that are the same in every listing.
 //!
-//! The times follow from the frame rate that was asked for and from where the last frame ends, which the
+//! The times follow from the frame rate that was requested and from where the last frame ends, which the
 //! packets at the end of the file tell: nothing is decoded, and little of the file is read.
 
 use std::io::{BufRead, BufReader};

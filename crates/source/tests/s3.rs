@@ -32,7 +32,7 @@ fn a_listing_is_paged_in_the_order_of_the_keys() {
         server.put("bucket", key, b"x");
     }
     server.put("bucket", "a/notes.txt", b"no image");
-    server.put("bucket", "b/other.jpg", b"not asked for");
+    server.put("bucket", "b/other.jpg", b"not requested");
     keys.sort();
     let source = open(&server, "s3://bucket/a/").unwrap();
     let expected: Vec<_> = keys
@@ -200,7 +200,7 @@ fn a_listing_ends_when_nobody_wants_the_rest() {
     );
 }
 
-/// R9: whole objects and parts of them are asked for by the version that was listed.
+/// R9: whole objects and parts of them are requested by the version that was listed.
 #[test]
 fn an_object_that_was_changed_since_it_was_listed_is_not_read() {
     let server = server();

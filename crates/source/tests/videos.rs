@@ -147,7 +147,7 @@ fn times(found: &[Found]) -> Vec<&str> {
 }
 
 /// The frame on display at each time is the one that plain decoding gives, in every container, in any
-/// order, and however many are asked for at once.
+/// order, and however many are requested at once.
 #[test]
 fn frames_are_those_of_a_plain_decoding() {
     let clips = Clips::new(9);
@@ -287,7 +287,7 @@ fn damaged_videos_fail_where_they_are_damaged() {
             let Ok(fetched) = fetched else { continue };
             assert!(*fetched == expected[number * NATIVE], "{name}: {number}");
         }
-        // The same frames fail in the same words when they are asked for alone.
+        // The same frames fail in the same words when they are requested alone.
         for (found, fetched) in found.iter().zip(&fetched) {
             let alone = fetch(&source, found);
             assert_eq!(alone.is_ok(), fetched.is_ok(), "{}", found.uri);

@@ -354,7 +354,7 @@ impl JobRequest {
         let is_other = |retry: &RetryOf| retry.number == 0 || retry.id() != self.id;
         check(
             self.options.retry.as_ref().is_some_and(is_other),
-            "options.retry: a retry is asked for by trommel jobs retry, which gives it its id",
+            "options.retry: a retry is requested by trommel jobs retry, which gives it its id",
         );
         let cascade = self.cascade.and_then(|cascade| cascade.problem(self));
         check(cascade.is_some(), cascade.unwrap_or_default());

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p trommel-worker --example stages -- MODEL_DIR IMAGE_DIR` prints one JSON
 //! object with medians of three runs, in images/s over all cores. Each stage keeps every core
-//! busy: a core alone is faster than it is beside the others, with which it shares caches, memory
+//! busy: a core alone is faster than it is next to the others, with which it shares caches, memory
 //! and, on many rented machines, its execution units.
 
 use std::error::Error;

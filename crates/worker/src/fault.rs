@@ -3,7 +3,7 @@
 //! | scope | what happens |
 //! | --- | --- |
 //! | image | a failed row; nothing else |
-//! | job | the job ends as failed with the reason, its committed rows stay; other jobs go on |
+//! | job | the job ends as failed with the reason, its committed rows stay; other jobs continue |
 //! | worker | the process ends, and its work comes again elsewhere |
 //!
 //! If another attempt may succeed, it is not a fault yet: it is retried.

@@ -433,7 +433,7 @@ impl<'a> Publishing<'a> {
         }
     }
 
-    /// Does `work` while publishes go on.
+    /// Does `work` while publishes continue.
     async fn alongside<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WorkerError> {
         let mut work = pin!(work);
         loop {

@@ -211,7 +211,7 @@ impl Progress {
         self.parts.fetch_add(1, Relaxed);
     }
 
-    /// Counts rows that were committed before and came once more.
+    /// Counts rows that were committed before and came again.
     pub(crate) fn count_repeated(&self, rows: u64) {
         self.repeated.fetch_add(rows, Relaxed);
     }

@@ -191,7 +191,7 @@ impl State {
 }
 
 /// How often a process died at each image: those that were under way at the end of the record have counted
-/// once more.
+/// again.
 fn deaths(text: &str) -> BTreeMap<u64, u32> {
     let (mut deaths, mut under_way) = (BTreeMap::new(), BTreeSet::new());
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! What a test sees and changes in the broker of a cluster, past the workers.
+//! Reads and changes the state of a cluster's broker without its workers.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -9,8 +9,8 @@ use trommel_queue::{Broker, BrokerConfig, Stream};
 use super::Cluster;
 
 impl Cluster {
-    /// Waits until nothing is left in the streams of the pipeline. The last words to the broker are
-    /// on their way when a job ends.
+    /// Waits until the streams of the pipeline are empty. The last acks to the broker are
+    /// still in flight when a job ends.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -39,7 +39,7 @@ impl Cluster {
         })
     }
 
-    /// Removes all messages of a stream, as a broker that has lost them.
+    /// Removes all messages of a stream, as if the broker had lost them.
     pub fn purge(&self, stream: Stream) {
         self.ask(async |broker| {
             broker.purge_subject(stream, ">").await.unwrap();
@@ -67,7 +67,7 @@ impl Cluster {
         });
     }
 
-    /// The checkpoint of a job, as the broker holds it; `None` if it has none yet.
+    /// The stored checkpoint of a job, if there is one.
     pub fn checkpoint(&self, id: &str) -> Option<Value> {
         self.ask(async |broker| {
             let kv = broker.kv().await.unwrap();
@@ -98,7 +98,7 @@ impl Cluster {
         });
     }
 
-    /// Makes a stream that captures a subject, as the program that publishes there would.
+    /// Creates a stream that captures a subject, as its publisher would.
     pub fn create_stream(&self, name: &str, subject: &str) {
         self.ask(async |broker| {
             let config = serde_json::json!({

@@ -1,4 +1,4 @@
-//! What goes wrong in a fleet, and what operators do meanwhile.
+//! The faults of a fleet, and what operators do meanwhile.
 
 use std::fs;
 use std::thread::sleep;
@@ -14,7 +14,7 @@ use super::{END, Fleet, Place};
 /// Longer than the lease of a sink and the wait for an ack.
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// What the script does.
+/// A step of the script.
 pub(crate) const KINDS: [&str; 14] = [
     "kill",
     "term",

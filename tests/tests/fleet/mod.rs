@@ -29,11 +29,11 @@ const ROLES: [&str; 4] = ["ingest", "preprocess", "infer", "sink"];
 /// Time for a job to end once nothing goes wrong any more.
 const END: Duration = Duration::from_secs(300);
 
-/// All processes, and what is known of what they should do.
+/// All processes, and what is expected of them.
 pub(crate) struct Fleet {
     cluster: Cluster,
     wires: Vec<Wire>,
-    /// Where each node of the broker says how it is.
+    /// The monitoring address of each node of the broker.
     health: Vec<std::net::SocketAddr>,
     server: S3Server,
     store: FlakyStore,
@@ -75,7 +75,7 @@ enum Place {
 }
 
 impl Fleet {
-    /// A fleet at work on nothing, and images of which some are bad.
+    /// An idle fleet, and images of which some are bad.
     pub(crate) fn start(seed: u64, images: u64, bad: u64) -> Self {
         println!("SEED={seed}");
         let folder = Folder::new();
@@ -272,7 +272,7 @@ impl Fleet {
         }
     }
 
-    /// Nothing goes wrong any more.
+    /// Ends all faults.
     fn calm(&mut self) {
         self.say("calm");
         self.recover(true);
@@ -344,7 +344,7 @@ impl Fleet {
         })
     }
 
-    /// Submits until somebody answers: the same id is the same job.
+    /// Submits until a worker answers: the same id is the same job.
     fn submit(&mut self, id: &str, model: &str, output: &str, overwrite: bool) -> Output {
         let deadline = Instant::now() + END;
         loop {

@@ -1,4 +1,4 @@
-//! Judges an output by itself: it reads Parquet and SQL with code that Trommel has no part in.
+//! Checks an output independently: it reads Parquet and SQL with code that is not Trommel's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use parquet::record::Field;
 use serde_json::Value;
 use trommel_storage::testsuite::PostgresServer;
 
-/// What a row says: the name of its image, its status, its label.
+/// A row: the name of its image, its status, its label.
 pub(crate) type Said = (String, String, String);
 
 /// Rows by index, and the versions of models in them.
@@ -93,7 +93,7 @@ impl Rows {
         }
     }
 
-    /// Fails unless these are the rows of a run in which nothing went wrong.
+    /// Fails unless these are the rows of a run without faults.
     #[track_caller]
     pub(crate) fn assert_are(&self, expected: &Self, bad: &[u64], of: &str) {
         let indices = (0..).zip(self.rows.keys());
@@ -131,7 +131,7 @@ pub(crate) fn make_images(folder: &Path, good: &[PathBuf], count: u64, bad: u64)
     indices
 }
 
-/// Thirty kinds of files that are no images, whatever they are called.
+/// Thirty kinds of files that are not images, whatever their names.
 fn bad_kinds() -> Vec<Vec<u8>> {
     let png = |width: u32, height: u32| {
         let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();

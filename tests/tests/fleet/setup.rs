@@ -1,4 +1,4 @@
-//! What a fleet consists of besides its workers.
+//! The parts of a fleet other than its workers.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use trommel_queue::test_server::NatsServer;
 use trommel_tests::{binary, digits_model, free_address, root};
 
-/// Three nodes that do not tell their clients of each other, and where each says how it is.
+/// Three nodes that do not announce each other to clients, and the monitoring address of each.
 pub(crate) fn broker() -> (Vec<NatsServer>, Vec<SocketAddr>) {
     let routes = [0; 3].map(|_| format!("nats://{}", free_address()));
     let all = routes.join(",");
@@ -41,7 +41,7 @@ pub(crate) fn copy_model(from: &Path, to: &Path) {
     }
 }
 
-/// Models that are there and do not load.
+/// Models that exist but do not load.
 pub(crate) fn broken_models(repository: &Path) {
     for name in ["garbage", "unknown"] {
         copy_model(&digits_model(), &repository.join(name));

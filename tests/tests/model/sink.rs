@@ -257,7 +257,7 @@ impl Protocol {
         true
     }
 
-    /// The next step of opening, committing or finishing. Whether it goes on.
+    /// The next step of opening, committing or finishing. Whether it continues.
     fn step(&self, world: &mut World, session: &mut Session) -> bool {
         match session.phase.clone() {
             Phase::Removes { at_end, removal } => {

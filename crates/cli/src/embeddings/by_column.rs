@@ -58,7 +58,7 @@ impl ByColumn {
                     while let Ok((group, answer)) = next() {
                         let relabelled = group.relabel(&mut labels);
                         // If another thread has failed, the result is not needed.
-                        drop(answer.send(relabelled.map_err(|error| labels.told(error))));
+                        drop(answer.send(relabelled.map_err(|error| labels.explained(error))));
                     }
                 });
             }
@@ -113,7 +113,7 @@ impl Labels {
     }
 
     /// The same error as when rows are read one by one.
-    fn told(&self, error: RelabelError) -> Error {
+    fn explained(&self, error: RelabelError) -> Error {
         match error {
             RelabelError::Storage(error) => error.into(),
             RelabelError::NoEmbedding { uri } => no_embedding(&uri),

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
         (row, label)
     });
     let written = derived::write_labelled(&args.derived, record, config, rows)?;
-    let told = format!(
+    let message = format!(
         "trommel: {duplicates} of {} {}, in {}\n",
         counted(images.indices().len(), "image"),
         if duplicates == 1 {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &DedupArgs, config: &Config) -> Result<Exit> {
         },
         counted(groups.len(), "group")
     );
-    io::stderr().write_all(told.as_bytes())?;
+    io::stderr().write_all(message.as_bytes())?;
     written.tell("of duplicates", &args.derived)?;
     Ok(Exit::Success)
 }

@@ -165,15 +165,15 @@ impl Written {
     /// Reports the result on standard error.
     pub(crate) fn tell(&self, what: &str, args: &DerivedArgs) -> Result<()> {
         let to = args.output.as_deref().unwrap_or("standard output");
-        let mut told = format!(
+        let mut message = format!(
             "trommel: {} {what}, {} failed: {to}",
             counted(self.rows, "row"),
             self.failed
         );
         if self.was_complete {
-            told.push_str(" (finished before)");
+            message.push_str(" (finished before)");
         }
-        writeln!(io::stderr(), "{told}")?;
+        writeln!(io::stderr(), "{message}")?;
         Ok(())
     }
 }

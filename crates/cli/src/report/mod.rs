@@ -50,13 +50,13 @@ pub(crate) fn run(args: &ReportArgs, config: &Config) -> Result<Exit> {
     let pictures = runtime.block_on(pictures::make(page.uris(), &originals));
     let html = page.render(&results.to_string(), &pictures, summary.as_ref())?;
     write_whole(&args.output, html.as_bytes())?;
-    let told = told(gathered.rows, &pictures, &args.output);
-    std::io::stderr().write_all(told.as_bytes())?;
+    let message = message(gathered.rows, &pictures, &args.output);
+    std::io::stderr().write_all(message.as_bytes())?;
     Ok(Exit::Success)
 }
 
 /// The result, and why pictures are missing.
-fn told(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String {
+fn message(rows: u64, pictures: &HashMap<String, Picture>, output: &Path) -> String {
     let all = pictures.len();
     let missing = pictures
         .iter()

@@ -249,7 +249,7 @@ fn normalization(file: &JsonFile, family: &Family) -> Result<Normalization, Conf
         normalization.std = image_std()?;
     }
     if family.rule == Rule::EfficientNet {
-        // `rescale_offset` subtracts 1 after scaling; `include_top` divides by std once more.
+        // `rescale_offset` subtracts 1 after scaling; `include_top` divides by std again.
         if rescales && file.bool("rescale_offset", false)? {
             normalization.mean = normalization.mean.map(|mean| mean + 1.0);
         }

@@ -27,7 +27,7 @@ pub(crate) fn load(dir: &Path, reference: Reference) -> Result<Plan, ConfigError
         },
         _ => Asked {
             reference,
-            by: "it was asked for",
+            by: "it was requested",
         },
     };
     let plan = match (base(dir, asked), overrides) {

@@ -77,7 +77,7 @@ pub(super) fn read(path: &Path, reference: Reference) -> Result<Option<Plan>, Co
     };
     let asked = Asked {
         reference,
-        by: "it was asked for",
+        by: "it was requested",
     };
     if let Some((arithmetic, reason)) = asked.decided() {
         (plan.arithmetic, plan.arithmetic_reason) = (arithmetic, reason);

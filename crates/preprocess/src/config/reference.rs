@@ -201,10 +201,10 @@ mod tests {
         let processor = json("preprocessor_config.json", r#"{"use_fast":true}"#);
         let asked = Asked {
             reference: Reference::Pillow,
-            by: "it was asked for",
+            by: "it was requested",
         };
         let decided = of_transformers(asked, &processor, "ViTImageProcessorFast", None).unwrap();
-        assert_eq!(decided, (Arithmetic::Pillow, "it was asked for".to_owned()));
+        assert_eq!(decided, (Arithmetic::Pillow, "it was requested".to_owned()));
     }
 
     #[test]

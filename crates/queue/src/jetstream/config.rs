@@ -12,7 +12,7 @@ use crate::{QueueError, QueueErrorKind};
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct BrokerConfig {
     /// Addresses of the servers, with commas between; `nats://user:password@host` or
-    /// `nats://token@host` where one is asked for. Default: `nats://127.0.0.1:4222`.
+    /// `nats://token@host` where one is requested. Default: `nats://127.0.0.1:4222`.
     pub url: String,
     /// A `.creds` file. Default: none.
     pub credentials: Option<PathBuf>,

@@ -189,7 +189,7 @@ impl FeedReader {
             if backoff.warn_now() {
                 warn!(
                     subject = self.feed.subject,
-                    reason, "events are asked for again"
+                    reason, "events are requested again"
                 );
             }
             sleep(backoff.step().min(end - Instant::now())).await;

@@ -191,7 +191,7 @@ impl LiveReader {
             };
             self.reading = None;
             if backoff.warn_now() {
-                warn!(reason, "live frames are asked for again");
+                warn!(reason, "live frames are requested again");
             }
             sleep(backoff.step()).await;
         }

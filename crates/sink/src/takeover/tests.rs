@@ -1,4 +1,4 @@
-//! A sink that is stopped at any request of a takeover, and goes on when the output is another run's.
+//! A sink that is stopped at any request of a takeover, and continues when the output is another run's.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

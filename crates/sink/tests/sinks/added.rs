@@ -203,7 +203,7 @@ fn rows_that_were_added_to_what_is_not_there_any_more_do_not_count() {
     let found = labels(&path);
     assert_eq!((found.len(), found[&uri(90)].as_deref()), (9, Some("kept")));
     assert!(found.contains_key(&uri(5)));
-    // And the job does not go on once others are added to it.
+    // And the job does not continue once others are added to it.
     let part = names(&path)
         .into_iter()
         .find(|name| name.starts_with("part-"));

@@ -107,7 +107,7 @@ impl Decoding {
         None
     }
 
-    /// A frame that was dropped from a stretch is decoded alone; once more if it was alone.
+    /// A frame that was dropped from a stretch is decoded by itself, even if it was alone.
     fn refuse(&self, sender: oneshot::Sender<Answer>) -> Option<oneshot::Sender<Answer>> {
         if self.stretch.count == 1 {
             return Some(sender);

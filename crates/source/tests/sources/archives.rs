@@ -247,7 +247,7 @@ async fn a_hundred_thousand_members_with_one_key_are_listed_one_by_one() {
     let found = list(&source).await.unwrap();
     assert_eq!(found.len(), count);
     assert!(found[count - 1].uri.ends_with("#frame.099999.jpg"));
-    // What stands before an image is still its sibling.
+    // What precedes an image is still its sibling.
     let json = source
         .columns()
         .iter()

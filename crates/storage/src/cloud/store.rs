@@ -195,7 +195,7 @@ impl ObjectStore for CloudStore {
         }
         let too_short = || {
             let message = format!(
-                "failed to fetch {}: it ends before the bytes that were asked for",
+                "failed to fetch {}: it ends before the requested bytes",
                 place.uri()
             );
             StorageError::new(StorageErrorKind::NotAFile, message)

@@ -261,7 +261,7 @@ impl Shared {
             Some((_, length)) if bytes.len() as u64 != length => Err(failed(
                 StorageErrorKind::NotAFile,
                 url,
-                "it ends before the bytes that were asked for",
+                "it ends before the requested bytes",
             )),
             None if is_html(&bytes) => Err(failed(
                 StorageErrorKind::NotAFile,
@@ -410,7 +410,7 @@ fn check(url: &HttpUrl, response: &Response<Incoming>, ask: Ask<'_>) -> Result<(
     let other = |reason: &str| Err(failed(StorageErrorKind::NotAFile, url, reason));
     match (status, ask.range) {
         (StatusCode::RANGE_NOT_SATISFIABLE, Some(_)) => {
-            return other("it ends before the bytes that were asked for");
+            return other("it ends before the requested bytes");
         }
         (StatusCode::PARTIAL_CONTENT, Some((offset, _))) => {
             let range = headers
@@ -418,7 +418,7 @@ fn check(url: &HttpUrl, response: &Response<Incoming>, ask: Ask<'_>) -> Result<(
                 .and_then(|range| range.to_str().ok());
             let start = range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next());
             if start != Some(offset.to_string().as_str()) {
-                return other("the server sent other bytes than were asked for");
+                return other("the server sent other bytes than requested");
             }
         }
         (status, Some(_)) if status.is_success() => {

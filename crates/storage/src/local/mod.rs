@@ -212,7 +212,7 @@ fn read(path: &Path, wanted: &Get) -> Result<Bytes, StorageError> {
         return Err(StorageError::new(
             StorageErrorKind::NotAFile,
             format!(
-                "failed to read {}: it ends before the bytes that were asked for",
+                "failed to read {}: it ends before the requested bytes",
                 path.display()
             ),
         ));

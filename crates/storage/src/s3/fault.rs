@@ -88,7 +88,7 @@ fn meaning(code: &str, status: Option<u16>) -> Option<(StorageErrorKind, &'stati
         ),
         ("InvalidRange", _) | (_, Some(416)) => (
             StorageErrorKind::NotAFile,
-            "it ends before the bytes that were asked for",
+            "it ends before the requested bytes",
         ),
         (_, Some(301 | 307)) => (
             StorageErrorKind::InvalidSource,

@@ -367,7 +367,7 @@ impl S3 {
             return Err(StorageError::new(
                 StorageErrorKind::NotAFile,
                 format!(
-                    "failed to fetch {}: it ends before the bytes that were asked for",
+                    "failed to fetch {}: it ends before the requested bytes",
                     object.uri()
                 ),
             ));

@@ -29,7 +29,7 @@ struct Seen {
 pub struct Asked {
     /// Its path and query.
     pub target: String,
-    /// How often the same was asked for before.
+    /// How often the same was requested before.
     pub before: u64,
     headers: HashMap<String, String>,
 }
@@ -77,7 +77,7 @@ impl Reply {
         }
     }
 
-    /// An object of this version, or the part of it that is asked for.
+    /// An object of this version, or the part of it that is requested.
     pub fn object(asked: &Asked, body: &[u8], etag: &str) -> Self {
         if asked
             .header("if-match")
@@ -215,7 +215,7 @@ fn asked(head: &str, seen: &Seen) -> Asked {
     }
 }
 
-/// Whether the connection goes on.
+/// Whether the connection continues.
 async fn answer(socket: &mut TcpStream, reply: Reply) -> std::io::Result<bool> {
     let head = |status: u16, headers: &[(&str, String)], length: usize| {
         let mut head = format!("HTTP/1.1 {status} Status\r\ncontent-length: {length}\r\n");

@@ -36,7 +36,7 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// A model, for rows that need no more than these options.
 type Key = (ModelId, Capacity);
 
-/// Engines by name and version, started when first asked for.
+/// Engines by name and version, started when first requested.
 pub(crate) struct ModelEngines {
     repository: Arc<Repository>,
     runtime: Runtime,

@@ -20,7 +20,7 @@ use crate::{NotAnswered, WorkerError};
 
 /// Time between two checks for infer workers.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often a tensor is sent: once more if its worker died or is stopping.
+/// How often a tensor is sent: a second time if its worker died or is stopping.
 const TRIES: u32 = 2;
 
 /// A model on infer workers.
@@ -113,7 +113,7 @@ impl RemoteModel {
     }
 
     /// Has an image classified. The death of a worker costs time, not the answer: the tensor is
-    /// sent once more if the deadline allows.
+    /// sent again if the deadline allows.
     ///
     /// # Errors
     /// Why there is no row.

@@ -138,7 +138,7 @@ impl Context {
     async fn take(&self, (job, model): &(String, String)) -> Option<(JobLease, JobProgress)> {
         let taken = self.leases.take(job, Part::Rows(model.clone())).await;
         taken.unwrap_or_else(|error| {
-            tracing::warn!(job, %error, "its lease cannot be asked for");
+            tracing::warn!(job, %error, "its lease cannot be requested");
             None
         })
     }
