@@ -239,6 +239,9 @@ fn a_lost_sample_is_queued_again() {
         let checkpoint = cluster.checkpoint("both")?;
         (checkpoint["listing"]["waits"] == true).then_some(())
     });
+    let why = cluster.command(["jobs", "why", "both"]).run();
+    let why = String::from_utf8(why.stdout).unwrap();
+    assert!(why.contains("of the cascade's sample are listed"), "{why}");
     cluster.purge(Stream::Tasks);
     cluster.start("preprocess,infer,sink", &[]);
     cluster.await_ready();

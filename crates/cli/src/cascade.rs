@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::{Decided, Pair, Rule, Wanted, check_cascade, has_shifted};
 use trommel_sink::{Output, ResultSink};
-use trommel_worker::{CascadeStatus, DecidedRows, EmbeddedJob, Ended, Images, Learned, Progress};
+use trommel_worker::{CascadeStatus, EmbeddedJob, Ended, Images, Learned, Progress};
 
 use crate::args::ClassifyArgs;
 use crate::config::Config;
@@ -209,18 +209,8 @@ impl fmt::Display for OfJob<'_> {
             learned,
             decided,
         } = self.0;
-        if let Some(DecidedRows {
-            sample,
-            small,
-            large,
-        }) = *decided
-        {
-            let decided = Decided {
-                sample,
-                small,
-                large,
-            };
-            write_decided(f, decided)?;
+        if let Some(decided) = decided {
+            write_decided(f, *decided)?;
         }
         match learned {
             None => writeln!(

@@ -60,10 +60,10 @@ pub use config::{
     RetryPolicy, ShutdownConfig, SinkConfig, TelemetryConfig, WorkerConfig, is_source_name,
 };
 pub use distributed::{
-    CascadeStatus, Client, Counted, DeadLetter, DecidedRows, Holder, HopKind, Job, JobId, JobPage,
-    JobProgress, JobReasons, JobState, JobStatus, JobStore, Learned, ListRequest, Listing,
-    ModelReply, ModelStatus, OldImage, Presence, Reason, ReasonKind, RetryReply, RetryRequest,
-    Rows, StageReasons, StageStatus, StageWork, SubmitReply, Submitted, Worker, WorkerOptions,
+    CascadeStatus, Client, Counted, DeadLetter, Holder, HopKind, Job, JobId, JobPage, JobProgress,
+    JobReasons, JobState, JobStatus, JobStore, Learned, ListRequest, Listing, ModelReply,
+    ModelStatus, OldImage, Presence, Reason, ReasonKind, RetryReply, RetryRequest, Rows,
+    StageReasons, StageStatus, StageWork, SubmitReply, Submitted, Worker, WorkerOptions,
     fleet_usage,
 };
 pub use embedded::{EmbeddedJob, Ended, Images, job_record};

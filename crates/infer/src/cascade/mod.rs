@@ -22,7 +22,7 @@ use crate::version::VERSION_DIGITS;
 use crate::{Answer, Engine, InferError, InferErrorKind, Wanted};
 
 /// How often each model has decided.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Decided {
     /// Sampled images, answered by both models.
     pub sample: u64,

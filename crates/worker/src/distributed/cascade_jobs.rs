@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use trommel_infer::{Pair, Rule, Wanted, cascade_name, cascade_version};
+use trommel_infer::{Decided, Pair, Rule, Wanted, cascade_name, cascade_version};
 use trommel_sink::CascadeRows;
 use trommel_types::{Cascade, JobModel, JobSpec};
 
@@ -32,24 +32,12 @@ pub struct Learned {
     pub rule: Rule,
 }
 
-/// How many images of a cascade each model has decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DecidedRows {
-    /// Sampled images.
-    pub sample: u64,
-    /// Those that the small model decided alone.
-    pub small: u64,
-    /// Those that the large model decided because the small one was uncertain.
-    pub large: u64,
-}
-
-impl From<CascadeRows> for DecidedRows {
-    fn from(rows: CascadeRows) -> Self {
-        Self {
-            sample: rows.sampled,
-            small: rows.small,
-            large: rows.large,
-        }
+/// Counts the decisions in rows.
+pub(super) fn decided(rows: &CascadeRows) -> Decided {
+    Decided {
+        sample: rows.sampled,
+        small: rows.small,
+        large: rows.large,
     }
 }
 
@@ -105,24 +93,32 @@ pub(super) fn waits(job: &Job, progress: &JobProgress) -> bool {
     progress.listing.waits && committed < progress.listing.listed
 }
 
-/// Which images of a job are listed next: all of them, or for a cascade its sample, and once its rows
-/// are committed the rest. `None` if the process is stopping.
+/// What is next for a job's listing.
+pub(super) enum Next {
+    List(Which),
+    /// The sample of a cascade is listed, and does not have all of its rows yet.
+    Wait,
+    /// The process is stopping.
+    Stop,
+}
+
+/// What is next: all images, or for a cascade its sample, and once its rows are committed the rest.
 pub(super) async fn next(
     ctx: &Context,
     job: &Job,
     images: &Images,
     lease: &JobLease,
     shutdown: &CancellationToken,
-) -> Result<Option<Which>, WorkerError> {
+) -> Result<Next, WorkerError> {
     let (Some(cascade), Images::Source(source)) = (job.spec.request.cascade, images) else {
-        return Ok(Some(Which::All));
+        return Ok(Next::List(Which::All));
     };
-    let known = lease.change(|_| ()).await?.listing;
-    let counted = match known.counted {
+    let progress = lease.change(|_| ()).await?;
+    let counted = match progress.listing.counted {
         Some(counted) => counted,
         None => {
             let Some(images) = shutdown.run_until_cancelled(source.count()).await else {
-                return Ok(None);
+                return Ok(Next::Stop);
             };
             let counted = Counted {
                 images: images?,
@@ -134,12 +130,15 @@ pub(super) async fn next(
         }
     };
     if learned(&ctx.store, job.id()).await?.is_none() {
-        if !known.waits {
-            return Ok(Some(Which::Sample(share(cascade, counted))));
+        if !progress.listing.waits {
+            return Ok(Next::List(Which::Sample(share(cascade, counted))));
+        }
+        if waits(job, &progress) {
+            return Ok(Next::Wait);
         }
         learn(ctx, job, cascade).await?;
     }
-    if known.waits {
+    if progress.listing.waits {
         // From the start again, now for the images without a row.
         let noted = lease.change(|progress| {
             progress.listing.waits = false;
@@ -148,7 +147,7 @@ pub(super) async fn next(
         });
         noted.await?;
     }
-    Ok(Some(Which::Rest))
+    Ok(Next::List(Which::Rest))
 }
 
 /// The rule of a job, if it is known.

@@ -13,6 +13,7 @@ use trommel_sink::SourceCheck;
 use trommel_source::{SourceOptions, open_source};
 use trommel_types::{ImageRef, JobModel, JobRequest, JobSpec, Role};
 
+use crate::distributed::cascade_jobs::Next;
 use crate::distributed::job_images::{Images, Which, count, listed, start_of};
 use crate::distributed::job_lease::{JobLease, JobLeases, Part};
 use crate::distributed::job_store::{JobStore, OutputHolder, Submitted};
@@ -213,10 +214,9 @@ async fn list_one(
     if progress.listing.starts > STARTS {
         return Err(WorkerError::Attempts { starts: STARTS });
     }
-    let waits = match ctx.live.known(&request.id) {
-        Some(job) => cascade_jobs::waits(&job, &progress),
-        None => false,
-    };
+    // Without opening the source and the models each time.
+    let job = ctx.live.known(&request.id);
+    let waits = job.is_some_and(|job| cascade_jobs::waits(&job, &progress));
     let ended = match waits {
         true => Ok(Listed::Waits),
         false => list_held(ctx, request, &lease, shutdown).await,
@@ -255,8 +255,9 @@ async fn list_held(
     };
     ctx.repository.know(&job.spec);
     match cascade_jobs::next(ctx, &job, &images, lease, &shutdown).await? {
-        None => Ok(Listed::Stopped),
-        Some(which) => list(ctx, &job, images, which, lease, shutdown).await,
+        Next::Wait => Ok(Listed::Waits),
+        Next::Stop => Ok(Listed::Stopped),
+        Next::List(which) => list(ctx, &job, images, which, lease, shutdown).await,
     }
 }
 

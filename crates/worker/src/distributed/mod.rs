@@ -35,7 +35,7 @@ mod upkeep;
 mod why;
 mod worker;
 
-pub use cascade_jobs::{DecidedRows, Learned};
+pub use cascade_jobs::Learned;
 pub use client::Client;
 pub use control::{JobId, JobPage, ListRequest, ModelReply, SubmitReply};
 pub use cost::fleet_usage;

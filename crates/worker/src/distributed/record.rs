@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use trommel_infer::Decided;
 use trommel_sink::{FailureSummary, Preconditions, Summary};
 use trommel_types::{JobModel, JobSpec, Lane, RetryOf};
 
 use crate::Trial;
-use crate::distributed::cascade_jobs::DecidedRows;
 use crate::ingest::Announced;
 use crate::sink::Counts;
 
@@ -256,7 +256,7 @@ pub struct Rows {
     pub trial: Option<Trial>,
     /// For a cascade: which model has decided how many images, once all rows are committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decided: Option<DecidedRows>,
+    pub decided: Option<Decided>,
     /// Whether all rows are committed and the output is finished.
     pub finished: bool,
     /// What the sink waits for, if its output does not accept rows.

@@ -10,12 +10,13 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use trommel_infer::Decided;
 use trommel_queue::{Broker, Queue, Stream};
 use trommel_sink::{Preconditions, ResultSink};
 use trommel_types::{Classification, JobModel};
 
 use crate::clock::now;
-use crate::distributed::cascade_jobs::DecidedRows;
+use crate::distributed::cascade_jobs;
 use crate::distributed::cost::Meter;
 use crate::distributed::job_lease::{JobLease, JobLeases, Part};
 use crate::distributed::job_store::JobStore;
@@ -327,16 +328,17 @@ impl Serving<'_> {
         if !notes.is_complete(rows.committed().len()) {
             return Ok(reason.map_or(Served::Left, Served::Over));
         }
-        let decided = match job.is_cascade() {
-            true => Some(rows.cascade_rows().await?.into()),
-            false => None,
-        };
+        if job.is_cascade() && known.get(name).is_none_or(|rows| rows.decided.is_none()) {
+            // Before the end: a finished output does not give its rows back.
+            let rows = rows.cascade_rows().await?;
+            notes.decide(cascade_jobs::decided(&rows)).await?;
+        }
         let summary = rows.finish().await?;
         if let Some(retry) = &job.spec.request.options.retry {
             ctx.store.recount(retry, name, &summary).await?;
         }
         let trial = *trial.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.finish(trial, decided).await?;
+        notes.finish(trial).await?;
         Ok(Served::Complete)
     }
 
@@ -512,11 +514,15 @@ impl<'a> Notes<'a> {
         self.progress.total() == Some(committed)
     }
 
-    async fn finish(
-        &self,
-        trial: Option<Trial>,
-        decided: Option<DecidedRows>,
-    ) -> Result<(), WorkerError> {
+    async fn decide(&self, decided: Decided) -> Result<(), WorkerError> {
+        let name = &self.serving.model.name;
+        let noted = self.serving.lease.change(|progress| {
+            progress.rows.entry(name.clone()).or_default().decided = Some(decided);
+        });
+        noted.await.map(drop)
+    }
+
+    async fn finish(&self, trial: Option<Trial>) -> Result<(), WorkerError> {
         let name = &self.serving.model.name;
         let counts = self.counts.borrow().clone();
         let noted = self.serving.lease.change(|progress| {
@@ -525,7 +531,6 @@ impl<'a> Notes<'a> {
             rows.pending = 0;
             rows.rate = trial.map_or(0.0, |trial| 1.0 / trial.seconds_each);
             rows.trial = trial;
-            rows.decided = decided;
             rows.finished = true;
         });
         noted.await.map(drop)

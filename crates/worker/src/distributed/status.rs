@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use trommel_infer::Decided;
 use trommel_queue::Broker;
 use trommel_sink::FailureSummary;
 use trommel_types::{Forecast, Lane, RetryOf, Role, Stream};
 
-use crate::distributed::cascade_jobs::{self, DecidedRows, Learned};
+use crate::distributed::cascade_jobs::{self, Learned};
 use crate::distributed::job_store::JobStore;
 use crate::distributed::names::Subjects;
 use crate::distributed::presence::{self, Presence};
@@ -89,7 +90,7 @@ pub struct CascadeStatus {
     pub learned: Option<Learned>,
     /// Which model has decided how many images, once all rows are committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decided: Option<DecidedRows>,
+    pub decided: Option<Decided>,
 }
 
 /// The progress of one model's rows.

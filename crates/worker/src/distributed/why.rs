@@ -139,6 +139,12 @@ async fn findings(
             findings.push(format!("the sink of model {model} waits: {waits_for}"));
         }
     }
+    if listing.waits {
+        findings.push(format!(
+            "the {} images of the cascade's sample are listed; the rest is listed when all of them have rows",
+            listing.listed
+        ));
+    }
     if !listing.ended && listers == 0 {
         findings.push(format!(
             "{} images are listed, and no ingest worker is alive to list the rest; start one with trommel worker --role ingest",
