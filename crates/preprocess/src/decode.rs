@@ -446,7 +446,15 @@ fn failed(format: ImageFormat, error: &ImageError) -> PrepareError {
         error if ends_early(error) => ErrorKind::Truncated,
         _ => ErrorKind::Corrupt,
     };
-    PrepareError::new(kind, format!("{format:?}: {error}"))
+    PrepareError::new(kind, format!("{}: {error}", name(format)))
+}
+
+/// The name of a format as its users write it.
+fn name(format: ImageFormat) -> String {
+    match format {
+        ImageFormat::WebP => "WebP".to_owned(),
+        format => format!("{format:?}").to_uppercase(),
+    }
 }
 
 /// For a truncated file the decoder only reports invalid data; the stated file size reveals it.

@@ -35,7 +35,7 @@ fn failed(error: &TiffError) -> PrepareError {
         TiffError::LimitsExceeded => ErrorKind::TooManyPixels,
         _ => ErrorKind::Corrupt,
     };
-    PrepareError::new(kind, format!("Tiff: {error}"))
+    PrepareError::new(kind, format!("TIFF: {error}"))
 }
 
 /// CMYK to RGB like Pillow, in place: the first three quarters of `light` are the result.

@@ -50,7 +50,6 @@ pub struct TrialTokens {
     pub written: f64,
     /// Input tokens of the image itself, by the formula of the model's family. Absent if no family
     /// is known.
-    /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<f64>,
 }

@@ -18,6 +18,8 @@ impl fmt::Display for Found {
 
 /// Share of the CPUs taken by other programs above which a warning is printed.
 const DISTURBED: f64 = 0.15;
+/// An efficiency above this is no noise.
+const IMPOSSIBLE: f64 = 1.1;
 
 fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
     let Measures {
@@ -85,12 +87,12 @@ fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
     }
     writeln!(
         f,
-        "\npipeline   {:.1} images/s in batches of {}; the slowest stage allows {:.1} ({}), efficiency {:.0} %",
+        "\npipeline   {:.1} images/s in batches of {}; the slowest stage allows {:.1} ({}), {}",
         pipeline.images_per_second,
         model.max_batch,
         pipeline.limit,
         pipeline.bottleneck,
-        100.0 * pipeline.efficiency
+        efficiency(pipeline.efficiency)
     )?;
     if machine.others > DISTURBED {
         writeln!(
@@ -100,6 +102,14 @@ fn show_stages(f: &mut fmt::Formatter<'_>, measures: &Measures) -> fmt::Result {
         )?;
     }
     Ok(())
+}
+
+/// The efficiency, unless the stages were measured at a worse moment than the pipeline.
+fn efficiency(share: f64) -> String {
+    match share <= IMPOSSIBLE {
+        true => format!("efficiency {:.0} %", 100.0 * share),
+        false => "which the pipeline exceeded: the machine was disturbed while the stages were measured; measure again".to_owned(),
+    }
 }
 
 fn show_server(f: &mut fmt::Formatter<'_>, server: &ServerLoad) -> fmt::Result {
@@ -141,4 +151,16 @@ fn show_server(f: &mut fmt::Formatter<'_>, server: &ServerLoad) -> fmt::Result {
         f,
         "\ngoodput: rows within {deadline:.0} ms of when their request was due"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_efficiency_that_cannot_be_is_not_printed() {
+        assert_eq!(efficiency(0.934), "efficiency 93 %");
+        assert_eq!(efficiency(1.04), "efficiency 104 %");
+        assert!(efficiency(3.43).ends_with("measure again"));
+    }
 }

@@ -85,7 +85,7 @@ fn sample(
     let progress = Arc::new(Progress::default());
     let spending = Spending::new(terms.prices, &job.config, terms.to_s3);
     let run = Run::of(job, &progress, Instant::now(), spending);
-    let outcome = TrialOutcome::default();
+    let (outcome, began) = (TrialOutcome::default(), Instant::now());
     let (record, answers) = (job.record.clone(), job.engine.columns());
     let sink = TrialSink::new(record, terms.format, &answers, Arc::clone(&outcome));
     let sink = sink.with_budget(terms.asked.as_ref().and_then(|asked| asked.budget));
@@ -103,14 +103,28 @@ fn sample(
         ended
     });
     let (_, sink) = sampled?;
+    let took = began.elapsed().as_secs_f64();
     if stop.is_cancelled() {
         bail!("stopped before the sample was classified; nothing is stored");
     }
     runtime.block_on(sink.finish())?;
     let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
     match trial {
-        Some(trial) => Ok((trial, run)),
+        Some(trial) => Ok((at_least(trial, took), run)),
         None => bail!("the source has too few images for a forecast; classify them"),
+    }
+}
+
+/// A sample of a few batches says little about the time between rows: those of a batch are finished at
+/// once. Then the time of the whole sample counts.
+fn at_least(trial: Trial, seconds: f64) -> Trial {
+    let each = seconds / trial.images.max(1) as f64;
+    match trial.plus_or_minus {
+        Some(_) => trial,
+        None => Trial {
+            seconds_each: trial.seconds_each.max(each),
+            ..trial
+        },
     }
 }
 
@@ -140,9 +154,8 @@ async fn count(source: &dyn Source) -> Result<(u64, bool)> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_short_sample_is_followed_by_one_of_seconds() {
-        let trial = |seconds_each| Trial {
+    fn trial(seconds_each: f64) -> Trial {
+        Trial {
             images: 512,
             seconds_each,
             plus_or_minus: None,
@@ -150,7 +163,26 @@ mod tests {
             row_bytes: 1.0,
             from_s3: 0.0,
             tokens: None,
+        }
+    }
+
+    #[test]
+    fn the_rows_of_one_batch_do_not_say_how_long_an_image_takes() {
+        // 25 images whose rows were finished within microseconds, in a run of half a second.
+        let batch = Trial {
+            images: 25,
+            ..trial(1e-6)
         };
+        assert_eq!(at_least(batch, 0.5).seconds_each, 0.02);
+        let many = Trial {
+            plus_or_minus: Some(1e-7),
+            ..trial(1e-6)
+        };
+        assert_eq!(at_least(many, 0.5).seconds_each, 1e-6);
+    }
+
+    #[test]
+    fn a_short_sample_is_followed_by_one_of_seconds() {
         assert_eq!(longer(&trial(0.001), 1_000_000), Some(3000));
         assert_eq!(
             longer(&trial(0.001), 2000),
