@@ -77,14 +77,18 @@ fn assert_both_ways(folder: &Folder, results: &Path, model_name: &str, args: &[&
     for (found, expected) in found.iter().zip(&expected) {
         assert_eq!(found, expected);
     }
-    let summary = |path: &Path| -> serde_json::Value {
-        let text = fs::read(path.join("_summary.json")).unwrap();
+    let record = |name: &str| -> serde_json::Value {
+        let text = fs::read(by_column.join(name)).unwrap();
         serde_json::from_slice(&text).unwrap()
     };
+    let job = record("_job.json");
+    for row in read_stored(&by_column, false).unwrap() {
+        assert_eq!(&*row.unwrap().image.job, job["job_id"]);
+    }
     let failed = expected
         .iter()
         .filter(|row| matches!(row.outcome, Outcome::Failed(_)));
-    assert_eq!(summary(&by_column)["failed"], failed.count());
+    assert_eq!(record("_summary.json")["failed"], failed.count());
 }
 
 #[test]

@@ -79,11 +79,14 @@ impl Scorer {
             ));
         }
         let (logits, order) = (&self.logits, &mut self.order);
+        let best = best(logits);
         let by_rank = |&a: &u32, &b: &u32| {
             let (x, y) = (logits[a as usize], logits[b as usize]);
             y.partial_cmp(&x).unwrap_or(Ordering::Equal).then(a.cmp(&b))
         };
-        let score = Activated::new(activation, logits);
+        let max = best.map_or(0.0, |(_, logit)| logit);
+        let best = best.map(|(class, _)| class);
+        let score = Activated::new(activation, logits, max);
         let classes = (0u32..).take(logits.len());
         order.clear();
         if let Some(thresholds) = &wanted.thresholds {
@@ -91,12 +94,12 @@ impl Scorer {
                 let class = class as usize;
                 score.of(logits[class]) >= thresholds[class]
             };
-            order.extend(classes.clone().filter(reached));
+            order.extend(classes.filter(reached));
             if order.is_empty() {
-                order.extend(classes.min_by(by_rank));
+                order.extend(best);
             }
         } else if wanted.top_k == 1 {
-            order.extend(classes.min_by(by_rank));
+            order.extend(best);
         } else {
             order.extend(classes);
         }
@@ -142,6 +145,12 @@ impl Scorer {
     }
 }
 
+/// The class with the largest logit, the lowest of equal ones, and its logit.
+fn best(logits: &[f32]) -> Option<(u32, f32)> {
+    let classes = (0..).zip(logits.iter().copied());
+    classes.reduce(|best, next| if next.1 > best.1 { next } else { best })
+}
+
 /// An activation with the statistics of all logits that it needs.
 enum Activated {
     Softmax { max: f32, sum: f32 },
@@ -150,14 +159,13 @@ enum Activated {
 }
 
 impl Activated {
-    fn new(activation: Activation, logits: &[f32]) -> Self {
+    /// With the largest logit, by which powers are shifted: none overflows, and the sum is at least 1.
+    fn new(activation: Activation, logits: &[f32], max: f32) -> Self {
         match activation {
-            Activation::Softmax => {
-                // Shifted by the largest logit, no power overflows and the sum is at least 1.
-                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let sum = logits.iter().map(|logit| (logit - max).exp()).sum();
-                Self::Softmax { max, sum }
-            }
+            Activation::Softmax => Self::Softmax {
+                max,
+                sum: logits.iter().map(|logit| power(logit - max)).sum(),
+            },
             Activation::Sigmoid => Self::Sigmoid,
             Activation::None => Self::None,
         }
@@ -165,13 +173,18 @@ impl Activated {
 
     fn of(&self, logit: f32) -> f32 {
         match self {
-            Self::Softmax { max, sum } => (logit - max).exp() / sum,
+            Self::Softmax { max, sum } => power(logit - max) / sum,
             Self::Sigmoid if logit >= 0.0 => 1.0 / (1.0 + (-logit).exp()),
             // The other form, because exp of a large number is infinite.
             Self::Sigmoid => logit.exp() / (1.0 + logit.exp()),
             Self::None => logit,
         }
     }
+}
+
+/// The exponential, which the largest logit needs no function for.
+fn power(x: f32) -> f32 {
+    if x == 0.0 { 1.0 } else { x.exp() }
 }
 
 #[cfg(test)]
@@ -318,6 +331,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn softmax_is_that_of_its_formula_bit_for_bit(
+            logits in prop::collection::vec(-30f32..30.0, 1..40),
+            k in 1usize..50,
+        ) {
+            let scores = scorer(logits.len(), Activation::Softmax).score(&logits, &best(k)).unwrap();
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
+            for (class, score) in top(&scores) {
+                let expected = (logits[class as usize] - max).exp() / sum;
+                prop_assert_eq!(score.to_bits(), expected.to_bits());
+            }
+        }
+
         #[test]
         fn the_top_is_the_beginning_of_the_full_order(
             // Few distinct values, so that ties are common.

@@ -185,10 +185,11 @@ fn is_finished(folder: &Path, job: Option<&Job>) -> Result<bool, StorageError> {
 pub(crate) fn indices(path: &Path, format: Format) -> Result<RoaringTreemap, StorageError> {
     let file = File::open(path).map_err(|error| StorageError::read(path.display(), error))?;
     let indices = format.encoding().indices(Input::File(file));
-    indices
-        .map_err(|reason| no_result(path, reason))?
-        .map(|index| index.map_err(|reason| no_result(path, reason)))
-        .collect()
+    let mut all = RoaringTreemap::new();
+    for some in indices.map_err(|reason| no_result(path, reason))? {
+        all.extend(some.map_err(|reason| no_result(path, reason))?);
+    }
+    Ok(all)
 }
 
 /// The valid parts, in order of their numbers.

@@ -58,7 +58,7 @@ impl Encoding for JsonLines {
         Ok(Box::new(lines.map(|line| {
             let line = line.map_err(|error| error.to_string())?;
             let row: Index = serde_json::from_str(&line).map_err(|error| error.to_string())?;
-            Ok(row.index)
+            Ok(vec![row.index])
         })))
     }
 

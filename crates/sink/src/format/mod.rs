@@ -99,7 +99,9 @@ pub(crate) trait Encoding: Sync {
         let rows = self.rows(input, Wanted::Identity)?;
         Ok(Box::new(rows.map(|fields| {
             let index = fields?.get("index").and_then(Value::as_u64);
-            index.ok_or_else(|| NO_ROW.to_owned())
+            index
+                .map(|index| vec![index])
+                .ok_or_else(|| NO_ROW.to_owned())
         })))
     }
 
@@ -133,8 +135,8 @@ pub(crate) type FieldRows = Box<dyn Iterator<Item = Result<Map<String, Value>, S
 pub(crate) type EmbeddedRows =
     Box<dyn Iterator<Item = Result<(Map<String, Value>, Option<Vec<f32>>), String>> + Send>;
 
-/// Indices of rows, in file order.
-pub(crate) type Indices = Box<dyn Iterator<Item = Result<u64, String>> + Send>;
+/// Indices of rows in file order, some at a time.
+pub(crate) type Indices = Box<dyn Iterator<Item = Result<Vec<u64>, String>> + Send>;
 
 /// The result of reading the end of a part.
 pub(crate) enum Tail {

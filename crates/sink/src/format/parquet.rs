@@ -3,6 +3,7 @@
 mod answers;
 mod columns;
 mod halves;
+mod job_ids;
 mod levels;
 mod parts;
 mod planned;

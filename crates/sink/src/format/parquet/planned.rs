@@ -4,13 +4,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use parquet::errors::ParquetError;
 use roaring::RoaringTreemap;
 use trommel_storage::StorageError;
 
+use super::job_ids::JobIds;
+use super::read::indices_of;
 use super::relabel::{RowGroup, columns};
 use super::rewritten::options;
 use super::shape::Shape;
@@ -59,7 +59,7 @@ impl StoredColumns {
         RowGroups {
             parts: self.parts.into_iter(),
             shape: Arc::new(self.shape),
-            job_id: job_id.into(),
+            job_ids: Arc::new(JobIds::new(job_id)),
             taken: committed,
             open: None,
         }
@@ -75,7 +75,7 @@ fn metadata(path: &Path) -> Result<ArrowReaderMetadata, StorageError> {
 pub struct RowGroups {
     parts: std::vec::IntoIter<StoredPart>,
     shape: Arc<Shape>,
-    job_id: Arc<str>,
+    job_ids: Arc<JobIds>,
     taken: RoaringTreemap,
     open: Option<Open>,
 }
@@ -111,10 +111,8 @@ impl Open {
         let mut indices = Vec::new();
         for batch in reader.map_err(damaged)? {
             let batch = batch.map_err(|error| no_result(&self.path, error))?;
-            for index in batch.column(0).as_primitive::<Int64Type>().values() {
-                let index = u64::try_from(*index);
-                indices.push(index.map_err(|_| no_result(&self.path, NO_ROW))?);
-            }
+            let found = batch.columns().first().and_then(indices_of);
+            indices.extend(found.ok_or_else(|| no_result(&self.path, NO_ROW))?);
         }
         Ok(indices)
     }
@@ -137,7 +135,7 @@ impl RowGroups {
             let indices = open.indices()?;
             let number = open.next;
             open.next += 1;
-            let Some((kept, range)) = kept(&indices, &open.superseded, &mut self.taken) else {
+            let Some((kept, indices)) = kept(indices, &open.superseded, &mut self.taken) else {
                 continue;
             };
             return Ok(Some(RowGroup {
@@ -146,8 +144,8 @@ impl RowGroups {
                 number,
                 kept,
                 shape: Arc::clone(&self.shape),
-                job_id: Arc::clone(&self.job_id),
-                range,
+                job_ids: Arc::clone(&self.job_ids),
+                indices,
             }));
         }
     }
@@ -161,12 +159,12 @@ impl Iterator for RowGroups {
     }
 }
 
-/// Positions of the rows sorted by index, or `None` if all are in order, with the first and last
-/// index; nothing if there are no rows.
-type Kept = Option<(Option<Vec<u64>>, (u64, u64))>;
+/// Positions of the rows sorted by index, or `None` if all are in order, with their indices;
+/// nothing if there are no rows.
+type Kept = Option<(Option<Vec<u64>>, Vec<u64>)>;
 
 /// The rows of a row group that are neither superseded nor taken; marks them as taken.
-fn kept(indices: &[u64], superseded: &RoaringTreemap, taken: &mut RoaringTreemap) -> Kept {
+fn kept(indices: Vec<u64>, superseded: &RoaringTreemap, taken: &mut RoaringTreemap) -> Kept {
     let (first, last) = (*indices.first()?, *indices.last()?);
     let is_free = |set: &RoaringTreemap| {
         let before = first.checked_sub(1).map_or(0, |before| set.rank(before));
@@ -177,18 +175,20 @@ fn kept(indices: &[u64], superseded: &RoaringTreemap, taken: &mut RoaringTreemap
         for run in indices.chunk_by(|a, b| a + 1 == *b) {
             taken.insert_range(run[0]..=run[run.len() - 1]);
         }
-        return Some((None, (first, last)));
+        return Some((None, indices));
     }
     let mut rows: Vec<(u64, u64)> = Vec::new();
     for (place, index) in (0..).zip(indices) {
-        if !superseded.contains(*index) && taken.insert(*index) {
-            rows.push((*index, place));
+        if !superseded.contains(index) && taken.insert(index) {
+            rows.push((index, place));
         }
     }
     rows.sort_unstable();
-    let range = (rows.first()?.0, rows.last()?.0);
-    let places = rows.into_iter().map(|(_, place)| place).collect();
-    Some((Some(places), range))
+    if rows.is_empty() {
+        return None;
+    }
+    let (indices, places) = rows.into_iter().unzip();
+    Some((Some(places), indices))
 }
 
 #[cfg(test)]
@@ -198,15 +198,16 @@ mod tests {
     #[test]
     fn rows_are_kept_once_and_by_index() {
         let (none, mut taken) = (RoaringTreemap::new(), RoaringTreemap::new());
-        assert_eq!(kept(&[3, 4, 6], &none, &mut taken), Some((None, (3, 6))));
+        let some = Some((None, vec![3, 4, 6]));
+        assert_eq!(kept(vec![3, 4, 6], &none, &mut taken), some);
         // 4 is taken, and 9 is a duplicate.
-        let some = Some((Some(vec![3, 0, 1]), (1, 9)));
-        assert_eq!(kept(&[5, 9, 9, 1, 4], &none, &mut taken), some);
+        let some = Some((Some(vec![3, 0, 1]), vec![1, 5, 9]));
+        assert_eq!(kept(vec![5, 9, 9, 1, 4], &none, &mut taken), some);
         assert_eq!(taken.iter().collect::<Vec<_>>(), [1, 3, 4, 5, 6, 9]);
-        assert_eq!(kept(&[3, 4], &none, &mut taken), None);
+        assert_eq!(kept(vec![3, 4], &none, &mut taken), None);
         let later: RoaringTreemap = [11].into_iter().collect();
-        let some = Some((Some(vec![0, 2]), (10, 12)));
-        assert_eq!(kept(&[10, 11, 12], &later, &mut taken), some);
-        assert_eq!(kept(&[], &none, &mut taken), None);
+        let some = Some((Some(vec![0, 2]), vec![10, 12]));
+        assert_eq!(kept(vec![10, 11, 12], &later, &mut taken), some);
+        assert_eq!(kept(Vec::new(), &none, &mut taken), None);
     }
 }

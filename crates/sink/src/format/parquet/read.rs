@@ -50,17 +50,27 @@ pub(super) fn rows(
 pub(super) fn indices(input: impl ChunkReader + 'static) -> Result<Indices, ParquetError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(input)?;
     let reader = projected(builder, |name| name == "index")?;
-    Ok(Box::new(reader.flat_map(|batch| -> Indices {
-        let batch = match batch {
-            Err(error) => return Box::new(std::iter::once(Err(error.to_string()))),
-            Ok(batch) => batch,
-        };
-        Box::new((0..batch.num_rows()).map(move |row| {
-            let column = batch.columns().first();
-            let index = column.and_then(|column| cell(column.as_ref(), row).as_u64());
-            index.ok_or_else(|| NO_ROW.to_owned())
-        }))
+    Ok(Box::new(reader.map(|batch| {
+        let batch = batch.map_err(|error| error.to_string())?;
+        let found = batch.columns().first().and_then(indices_of);
+        found.ok_or_else(|| NO_ROW.to_owned())
     })))
+}
+
+/// The values of a column of indices, unless one of them is not an index.
+pub(super) fn indices_of(column: &ArrayRef) -> Option<Vec<u64>> {
+    match column.as_primitive_opt::<Int64Type>() {
+        Some(indices) if indices.null_count() == 0 => {
+            let indices = indices.values().iter();
+            indices.map(|index| u64::try_from(*index).ok()).collect()
+        }
+        // As rewritten by other programs.
+        _ => {
+            let rows = 0..column.len();
+            rows.map(|row| cell(column.as_ref(), row).as_u64())
+                .collect()
+        }
+    }
 }
 
 /// Embeddings are not converted to `Value`s, each of which takes more memory than a whole

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -24,6 +23,7 @@ use parquet::file::writer::SerializedRowGroupWriter;
 use trommel_storage::StorageError;
 
 use super::answers::{Answers, Classes};
+use super::job_ids::{JOB_ID, JobIds};
 use super::rewritten::rewritten;
 use super::shape::{OUTCOME, Shape, only_text};
 use super::vectors::Vectors;
@@ -46,10 +46,9 @@ pub struct RowGroup {
     /// The rows to keep, sorted by index; `None` for all.
     pub(super) kept: Option<Vec<u64>>,
     pub(super) shape: Arc<Shape>,
-    /// Job id of the new rows.
-    pub(super) job_id: Arc<str>,
-    /// First and last index of these rows.
-    pub(super) range: (u64, u64),
+    pub(super) job_ids: Arc<JobIds>,
+    /// The indices of these rows.
+    pub(super) indices: Vec<u64>,
 }
 
 /// Encoded rows with new classes.
@@ -58,6 +57,7 @@ pub struct RelabelledGroup {
     pub(super) file: Bytes,
     pub(super) metadata: ParquetMetaData,
     pub(super) record: PartRecord,
+    /// First and last index.
     pub(super) range: (u64, u64),
 }
 
@@ -195,8 +195,14 @@ impl<R: Again> Reading<'_, R> {
             file,
             metadata,
             record,
-            range: self.group.range,
+            range: self.range(),
         })
+    }
+
+    fn range(&self) -> (u64, u64) {
+        let indices = &self.group.indices;
+        let ends = indices.first().zip(indices.last());
+        ends.map_or((0, 0), |(first, last)| (*first, *last))
     }
 
     fn only_text(&self, name: &str) -> Option<&[u8]> {
@@ -238,12 +244,18 @@ impl<R: Again> Reading<'_, R> {
 
     fn rows(&self) -> Result<Rows, ParquetError> {
         let all_ok = self.only_text("status") == Some(b"ok");
-        let mut names = vec!["index", "uri"];
+        let mut names = vec!["uri"];
         if !all_ok {
             names.extend(OUTCOME);
         }
         let batches = self.read(&names)?;
-        Ok(Rows { batches, all_ok })
+        let count: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        match count == self.group.indices.len() {
+            true => Ok(Rows { batches, all_ok }),
+            false => Err(ParquetError::EOF(
+                "there are not as many uris as indices".to_owned(),
+            )),
+        }
     }
 
     /// For each row, whether its image was classified.
@@ -312,20 +324,9 @@ impl<R: Again> Reading<'_, R> {
         answers: &Answers,
     ) -> Result<PartRecord, RelabelError> {
         let mut runs = RunsBuilder::default();
-        for batch in &rows.batches {
-            let index = batch.column_by_name("index");
-            let uri = batch.column_by_name("uri");
-            let (Some(index), Some(uri)) = (index, uri) else {
-                return Err(no_result(&self.group.path, NO_ROW).into());
-            };
-            let indices = index.as_primitive::<Int64Type>().values();
-            for (index, uri) in indices.iter().zip(uri.as_string::<i32>()) {
-                let index = u64::try_from(*index).ok();
-                let (Some(index), Some(uri)) = (index, uri) else {
-                    return Err(no_result(&self.group.path, NO_ROW).into());
-                };
-                runs.add(index, uri);
-            }
+        for (index, uri) in self.group.indices.iter().zip(rows.texts("uri")) {
+            let uri = uri.ok_or_else(|| no_result(&self.group.path, NO_ROW))?;
+            runs.add(*index, uri);
         }
         let mut record = PartRecord {
             rows: is_ok.len() as u64,
@@ -368,7 +369,7 @@ impl<R: Again> Reading<'_, R> {
         is_ok.iter().map(outcome).collect()
     }
 
-    /// The new columns, by name.
+    /// The new columns except that of job ids, by name.
     fn new_columns(
         &self,
         rows: &Rows,
@@ -390,9 +391,7 @@ impl<R: Again> Reading<'_, R> {
             let ranked = ranked.as_ref()?.iter();
             Some(ranked.map(move |(class, score)| (label(*class), *class, *score)))
         });
-        let job = std::iter::repeat_n(Some(&*self.group.job_id), is_ok.len());
         let mut columns: Vec<(&str, ArrayRef)> = vec![
-            ("job_id", text_column(job)),
             (
                 "label",
                 text_column(best().map(|best| best.map(|(class, _)| label(*class)))),
@@ -442,7 +441,10 @@ impl<R: Again> Reading<'_, R> {
                 None => {
                     let source = sources.next().flatten();
                     writers.next();
-                    self.copy(source, &mut group)?;
+                    match field.name() == JOB_ID {
+                        true => self.copy_job_ids(is_ok.len(), &mut group)?,
+                        false => self.copy(source, &mut group)?,
+                    }
                 }
                 Some((_, column)) => {
                     for leaf in compute_leaves(field, column)? {
@@ -458,6 +460,15 @@ impl<R: Again> Reading<'_, R> {
         group.close()?;
         let metadata = file.close()?;
         Ok((out.into(), metadata))
+    }
+
+    fn copy_job_ids(
+        &self,
+        rows: usize,
+        group: &mut SerializedRowGroupWriter<'_, &mut Vec<u8>>,
+    ) -> Result<(), ParquetError> {
+        let (file, chunk) = self.group.job_ids.column(rows)?;
+        group.append_column(&file, closed(&chunk, chunk.num_values()))
     }
 
     /// Copies a column in encoded form.

@@ -9,11 +9,12 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 use parquet::schema::types::{ColumnDescriptor, SchemaDescPtr};
 
+use super::job_ids::JOB_ID;
 use super::{schema, vectors};
 use crate::JobRecord;
 
 /// Columns that depend on the classes.
-const NEW: [&str; 4] = ["job_id", "label", "score", "top"];
+const NEW: [&str; 4] = [JOB_ID, "label", "score", "top"];
 /// Columns that change if an embedding has no classes.
 pub(super) const OUTCOME: [&str; 3] = ["status", "error_kind", "error"];
 

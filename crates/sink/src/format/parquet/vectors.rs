@@ -93,8 +93,9 @@ pub(super) struct Pages {
     reader: Box<dyn PageReader>,
     kind: Kind,
     column: Arc<ColumnDescriptor>,
-    /// Unread values of this page.
+    /// The values of this page, and how many bytes of them are read.
     values: Bytes,
+    read: usize,
     /// Number of values in each row of this page; `None` for null.
     rows: Vec<Option<usize>>,
     next: usize,
@@ -128,6 +129,7 @@ impl Pages {
             kind,
             column: chunk.column_descr_ptr(),
             values: Bytes::new(),
+            read: 0,
             rows: Vec::new(),
             next: 0,
             continued: 0,
@@ -164,13 +166,9 @@ impl Pages {
 
     /// Takes `count` values from the page; `out` receives those that fit.
     fn take(&mut self, count: usize, out: &mut [f32]) -> Result<(), ParquetError> {
-        let bytes = count * self.kind.bytes();
-        if self.values.len() < bytes {
-            return Err(ParquetError::EOF(
-                "a page has fewer values than levels".to_owned(),
-            ));
-        }
-        let values = self.values.split_to(bytes);
+        let mut rest = &self.values[self.read..];
+        let values = taken(&mut rest, count * self.kind.bytes())?;
+        self.read += values.len();
         let kept = count.min(out.len());
         match self.kind {
             Kind::Half => widen(&values.as_chunks().0[..kept], &mut out[..kept]),
@@ -213,7 +211,7 @@ impl Pages {
             }
             Page::DictionaryPage { .. } => return Ok(true), // of which no value is
         };
-        self.values = values;
+        (self.values, self.read) = (values, 0);
         self.next = 0;
         self.read_rows(repetitions, definitions, count)?;
         Ok(true)
