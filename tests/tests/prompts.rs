@@ -96,6 +96,26 @@ fn each_image_is_asked_about_once_and_gets_its_row() {
 }
 
 #[test]
+fn requests_in_flight_grow_to_what_the_server_takes_and_no_further() {
+    let server = ChatServer::start(choice);
+    server.hold_after(4);
+    let folder = Folder::with_digits(150);
+    prompt(&folder, &[&server], "max-concurrency = 16");
+    let run = classify(&folder).arg("--json");
+    let run = std::thread::spawn(move || run.run());
+    eventually("four answers make room for sixteen questions", || {
+        (server.questions().len() == 20).then_some(())
+    });
+    server.open();
+    let run = run.join().unwrap();
+    assert_code(&run, 0);
+    assert_labelled(&found(&folder), 150);
+    let summary: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!(summary["run"]["prompt"]["peak"], 16);
+    assert_eq!(server.questions().len(), 150);
+}
+
+#[test]
 fn what_passes_is_tried_again_and_leaves_no_trace_in_the_rows() {
     let server = ChatServer::start(|question| match (question.times, question.number % 7) {
         (0, 0) => Said::Status(429, "retry-after: 0\r\n", "{}".to_owned()),

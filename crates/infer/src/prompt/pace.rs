@@ -5,6 +5,8 @@ use std::time::Duration;
 
 /// A window this many times slower than the fastest one is too slow.
 const SLOW: f64 = 3.0;
+/// Up to this many times, the server had room for all of its requests.
+const FREE: f64 = 1.5;
 /// Factor of the limit after a slow window, and after a refusal.
 const AFTER_SLOW: f64 = 0.8;
 const AFTER_REFUSAL: f64 = 0.5;
@@ -14,7 +16,7 @@ const AFTER_REFUSAL: f64 = 0.5;
 pub(crate) struct Pace {
     limit: f64,
     most: usize,
-    /// Doubles with each window until the first sign of saturation.
+    /// Quadruples with each window while the server is free, then doubles, until it is too slow.
     is_starting: bool,
     /// Times of the answers of this window, whose length is the limit.
     window: Vec<Duration>,
@@ -68,7 +70,8 @@ impl Pace {
             }
             self.limit = (self.limit * AFTER_SLOW).max(1.0);
         } else if self.is_starting {
-            self.limit = (self.limit * 2.0).min(most);
+            let factor = if median > FREE * quickest { 2.0 } else { 4.0 };
+            self.limit = (self.limit * factor).min(most);
         } else {
             self.limit = (self.limit + 1.0).min(most);
         }
@@ -96,9 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_doubles_at_first_and_grows_by_one_after_the_first_refusal() {
+    fn the_limit_quadruples_at_first_and_grows_by_one_after_the_first_refusal() {
         let mut pace = Pace::new(40);
-        for expected in [4, 8, 16, 32, 40, 40] {
+        for expected in [4, 16, 40, 40] {
             assert_eq!(pace.limit(), expected);
             window(&mut pace, 100);
         }
@@ -110,12 +113,21 @@ mod tests {
     }
 
     #[test]
+    fn a_server_with_a_queue_is_approached_more_slowly_and_left_when_it_is_full() {
+        let mut pace = Pace::new(64);
+        for (limit, millis) in [(4, 100), (16, 200), (32, 400), (25, 100), (26, 100)] {
+            assert_eq!(pace.limit(), limit);
+            window(&mut pace, millis);
+        }
+    }
+
+    #[test]
     fn one_burst_of_refusals_halves_it_once() {
         let mut pace = Pace::new(64);
         (0..3).for_each(|_| window(&mut pace, 10));
         let turn = pace.turn();
         (0..20).for_each(|_| pace.refused(turn));
-        assert_eq!(pace.limit(), 16);
+        assert_eq!(pace.limit(), 32);
         (0..9).for_each(|_| pace.refused(pace.turn()));
         assert_eq!(pace.limit(), 1, "never nothing");
     }

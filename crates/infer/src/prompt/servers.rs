@@ -211,6 +211,7 @@ impl Servers {
             let until = match next {
                 Next::Ask { number, turn } => {
                     drop(waiting);
+                    self.changed.notify_one(); // there may be room for another
                     self.tally.begin();
                     return Ok(Turn {
                         servers: self,
@@ -398,8 +399,6 @@ impl Turn<'_> {
         server.rest_until = None;
         server.pace.answered(took);
         drop(state);
-        // There may be room for two by now.
-        self.servers.changed.notify_one();
         if was_away {
             self.servers.changed.notify_waiters();
         }
