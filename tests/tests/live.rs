@@ -228,7 +228,7 @@ fn dropped_frames_are_counted_by_reason() {
     assert!((1.0..=11.0).contains(&done), "{done}");
 }
 
-/// `trommel feed` publishes a video as it would be seen, and says what is wrong with what is none.
+/// `trommel feed` publishes a video as it would be seen, and reports what is wrong with other files.
 #[test]
 fn a_video_is_fed_and_classified() {
     let (nats, folder) = (NatsServer::start(), Folder::new());

@@ -160,7 +160,7 @@ fn all_entrances_answer_as_one_process_does() {
     assert_eq!(label, alone.classify(&images[0], &[]).json()["label"]);
     assert_eq!(count, 0, "nothing of a request is stored");
 
-    // An infer worker that goes finishes what it has; without one there is none.
+    // An infer worker that stops finishes its requests; without any, the model is gone.
     cluster.signal(infer, Signal::TERM);
     assert_eq!(cluster.wait(infer), Some(0), "{}", cluster.log(infer));
     await_status(address, 503);

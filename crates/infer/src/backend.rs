@@ -49,7 +49,7 @@ pub(crate) trait Backend: Send {
     /// Ends the profile of a session opened for profiling; returns its file.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the session is not profiled.
     fn end_profiling(&mut self) -> Result<String, InferError>;
 }
 

@@ -239,7 +239,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::classify`]; of a prompt, [`ModelFailed`](InferErrorKind::ModelFailed) for an answer
-    /// that is none of the choices too, and [`Unreachable`](InferErrorKind::Unreachable) when no server
+    /// that matches no choice, and [`Unreachable`](InferErrorKind::Unreachable) when no server
     /// answers.
     pub fn answer<P: Into<Bytes>>(
         &self,

@@ -23,7 +23,7 @@ pub struct ModelInfo {
     pub bytes: u64,
     /// Number of weights.
     pub parameters: u64,
-    /// The type of most weights, such as `f32` or `i8`; `none` if there are none.
+    /// The type of most weights, such as `f32` or `i8`; `none` without weights.
     pub precision: String,
     /// Version of the file format.
     pub ir_version: u64,

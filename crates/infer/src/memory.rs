@@ -53,7 +53,7 @@ const SECOND: Names = Names {
 };
 
 impl ControlGroups {
-    /// Those of this process; empty if there are none, or they cannot be read.
+    /// Those of this process; empty if it has none or they cannot be read.
     fn own() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self::of(Path::new(MOUNT), &own)

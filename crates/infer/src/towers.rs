@@ -142,7 +142,7 @@ impl Token {
 /// texts too.
 ///
 /// # Errors
-/// When there is none.
+/// If the folder has no such file.
 pub(crate) fn image_file(dir: &Path, config: &ModelConfig) -> Result<(PathBuf, bool), InferError> {
     let path = find_file(dir, config.file.as_deref())?;
     let inputs = OnnxFile::describe(&path)?.inputs;

@@ -102,7 +102,7 @@ struct Hashed {
 }
 
 impl Images {
-    /// Reads embeddings, or hashes if there are none or they are requested.
+    /// Reads embeddings, or hashes if requested or if the rows have no embeddings.
     fn read(results: &Results, args: &DedupArgs) -> Result<(Self, Classification)> {
         let stored = results.stored()?;
         let hash = stored

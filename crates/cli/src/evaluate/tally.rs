@@ -95,9 +95,9 @@ struct ClassScore {
     label: String,
     /// Images of this class.
     images: u64,
-    /// Share of the images predicted as this class that belong to it. `null` if there are none.
+    /// Share of the images predicted as this class that belong to it. `null` without such images.
     precision: Option<f64>,
-    /// Share of the images of this class that are predicted as it. `null` if there are none.
+    /// Share of the images of this class that are predicted as it. `null` without such images.
     recall: Option<f64>,
 }
 

@@ -50,7 +50,7 @@ impl ByScore {
         REPORTED.into_iter().map(at).collect()
     }
 
-    /// The lowest threshold at which at least this share is correct; `None` if there is none. If
+    /// The lowest threshold at which at least this share is correct; `None` if no threshold reaches it. If
     /// all predictions are correct enough, it is 0.
     pub(super) fn reaching(&self, precision: f64, of: u64) -> Option<AtThreshold> {
         let (mut all, mut right, mut best) = (0, 0, None);

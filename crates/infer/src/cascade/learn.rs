@@ -191,7 +191,7 @@ impl Curve {
         ridge / 2.0 + each.sum::<f64>()
     }
 
-    /// The score from which the doubt is at most this; `None` if there is none.
+    /// The score from which the doubt is at most this; `None` if no score reaches it.
     fn threshold(self, doubt: f64) -> Option<f32> {
         if self.slope <= 0.0 {
             // All scores mean the same: all of them decide, or none.
