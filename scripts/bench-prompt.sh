@@ -55,7 +55,7 @@ ask() {
 summary = json.load(open(sys.argv[1]))
 assert summary["failed"] == 0, summary["failures"]
 run = summary["run"]
-stats = run["prompt"]
+stats = summary["prompt"]
 print("%.1f images a minute, %d tokens read an image, at most %d requests at once"
       % (60 * run["images_per_second"], stats["prompt_tokens"] / stats["answers"], stats["peak"]))' "$run/$1.json"
 }

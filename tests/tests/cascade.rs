@@ -215,7 +215,10 @@ fn what_is_no_cascade_is_refused_with_the_remedy() {
     };
     let (small, large) = (small(), digits_model());
     for (run, words) in [
-        (base(&[&small, &large]), "--agree"),
+        (
+            base(&[&small, &large]),
+            "several models cannot write one file",
+        ),
         (base(&[&small]).args(["--agree", "0.9"]), "two models"),
         (
             base(&[&small, &large, &large]).args(["--agree", "0.9"]),

@@ -321,7 +321,7 @@ fn the_fastest_batch_is_measured_once_and_remembered() {
             .run();
         assert_code(&run, 0);
         let summary: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
-        summary["run"]["engine"]["max_batch"].as_u64().unwrap()
+        summary["engine"]["max_batch"].as_u64().unwrap()
     };
     let batches = cache.join("trommel/batches");
     assert_eq!(max_batch(&["--max-batch", "3"]), 3);

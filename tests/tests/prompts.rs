@@ -84,7 +84,7 @@ fn each_image_is_asked_about_once_and_gets_its_row() {
         assert_eq!(question.body["model"], "tiny");
     }
     let summary: Value = serde_json::from_slice(&run.stdout).unwrap();
-    let asked = &summary["run"]["prompt"];
+    let asked = &summary["prompt"];
     assert_eq!(asked["prompt_tokens"], 6000);
     assert_eq!(asked["cached_tokens"], 600);
     assert_eq!(asked["completion_tokens"], 120);
@@ -111,7 +111,7 @@ fn requests_in_flight_grow_to_what_the_server_takes_and_no_further() {
     assert_code(&run, 0);
     assert_labelled(&found(&folder), 150);
     let summary: Value = serde_json::from_slice(&run.stdout).unwrap();
-    assert_eq!(summary["run"]["prompt"]["peak"], 16);
+    assert_eq!(summary["prompt"]["peak"], 16);
     assert_eq!(server.questions().len(), 150);
 }
 

@@ -130,7 +130,7 @@ fn a_profile_is_taken_up_and_a_flag_wins() {
             .env("XDG_CACHE_HOME", folder.path("cache").to_str().unwrap())
             .run();
         assert_code(&run, 0);
-        let engine = parsed(&run.stdout)["run"]["engine"].clone();
+        let engine = parsed(&run.stdout)["engine"].clone();
         let of = |name: &str| engine[name].as_u64().unwrap();
         (
             of("max_batch"),

@@ -9,8 +9,8 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use trommel_infer::{Decided, Pair, Rule, Wanted, check_cascade, has_shifted};
-use trommel_sink::{Output, ResultSink};
-use trommel_worker::{CascadeStatus, EmbeddedJob, Ended, Images, Learned, Progress};
+use trommel_sink::Output;
+use trommel_worker::{CascadeStatus, EmbeddedJob, Ended, Images, Learned, Progress, Sinks};
 
 use crate::args::ClassifyArgs;
 use crate::config::Config;
@@ -75,14 +75,17 @@ pub(crate) fn run(
     args: &ClassifyArgs,
     destination: &Output,
     job: EmbeddedJob,
-    (sink, images): (Box<dyn ResultSink>, Images),
+    (sinks, images): (Sinks, Images),
     progress: &Arc<Progress>,
     stop: CancellationToken,
-) -> Result<(Ended, Box<dyn ResultSink>, Option<CascadeReport>)> {
-    let (engine, config) = (Arc::clone(&job.engine), job.config.clone());
+) -> Result<(Ended, Sinks, Option<CascadeReport>)> {
+    let config = job.config.clone();
+    let engines = job.models.iter().map(|model| Arc::clone(&model.engine));
+    let engines: Vec<_> = engines.collect();
     let agree = args.agree.unwrap_or(1.0);
     let named = args.output.as_deref().unwrap_or_default();
-    let added = sink.job().retry.clone().filter(|retry| retry.adds);
+    let retry = sinks.iter().find_map(|sink| sink.job().retry.clone());
+    let added = retry.filter(|retry| retry.adds);
     // Added rows do not count before the run is complete, so they are read from their own folder.
     let (before, own, known) = match &added {
         Some(added) => (
@@ -97,16 +100,16 @@ pub(crate) fn run(
     let share = (args.agree_sample as f64 / new as f64).min(1.0);
 
     let sample = Images::Sample(Box::new(images), share);
-    let (ended, mut sink) = {
+    let (ended, mut sinks) = {
         // The sample's progress bar ends before that of the rest begins.
         let own = Arc::new(Progress::default());
-        let _bar = Bar::show(&own, None, args.quiet);
-        runtime.block_on(job.clone().into_output(sink, sample, own, stop.clone()))?
+        let _bar = Bar::show(&own, None, 1, args.quiet);
+        runtime.block_on(job.clone().into_output(sinks, sample, own, stop.clone()))?
     };
     if ended == Ended::Stopped {
-        return Ok((ended, sink, None));
+        return Ok((ended, sinks, None));
     }
-    let now = match sink.committed().is_empty() {
+    let now = match sinks.iter().all(|sink| sink.committed().is_empty()) {
         true => Vec::new(),
         false => sampled(&own, &config)
             .with_context(|| format!("failed to read the sample back from {destination}"))?,
@@ -127,18 +130,19 @@ pub(crate) fn run(
         );
     }
 
-    let rest = match added.is_some() {
-        true => Images::New(runtime.block_on(sink.existing())?),
-        false => Images::Missing,
+    let rest = match sinks.first_mut() {
+        Some(sink) if added.is_some() => Images::New(runtime.block_on(sink.existing())?),
+        _ => Images::Missing,
     };
-    let _bar = Bar::show(progress, None, args.quiet);
+    let _bar = Bar::show(progress, None, 1, args.quiet);
     let job = EmbeddedJob {
         rule: Some(Arc::new(rule.clone())),
         ..job
     };
-    let (ended, sink) =
-        runtime.block_on(job.into_output(sink, rest, Arc::clone(progress), stop))?;
-    let decided = engine.decided().unwrap_or_default();
+    let (ended, sinks) =
+        runtime.block_on(job.into_output(sinks, rest, Arc::clone(progress), stop))?;
+    let decided = engines.iter().find_map(|engine| engine.decided());
+    let decided = decided.unwrap_or_default();
     let report = CascadeReport {
         agree,
         sample: pairs.len(),
@@ -147,7 +151,7 @@ pub(crate) fn run(
         decided,
         saved: saved(decided),
     };
-    Ok((ended, sink, Some(report)))
+    Ok((ended, sinks, Some(report)))
 }
 
 /// Reads the rows of the sample.

@@ -15,6 +15,7 @@ mod export;
 mod feed;
 mod forecast;
 mod hub;
+mod job_models;
 mod jobs;
 mod labelling;
 mod lines;

@@ -22,10 +22,11 @@ impl Bar {
     /// Shows a bar on standard error, unless that is not a terminal or `quiet` is set.
     ///
     /// The job lists its source only as fast as it works. For an ETA from the start, `source` is listed
-    /// a second time, if it can be.
+    /// a second time, if it can be. An image is done when all `models` have its row.
     pub(crate) fn show(
         progress: &Arc<Progress>,
         source: Option<Arc<dyn Source>>,
+        models: usize,
         quiet: bool,
     ) -> Option<Self> {
         if quiet || !io::stderr().is_terminal() {
@@ -38,7 +39,7 @@ impl Bar {
         let progress = Arc::clone(progress);
         let redrawn = tokio::spawn(async move {
             loop {
-                redraw(&bar, &progress, counted.get().copied());
+                redraw(&bar, &progress, counted.get().copied(), models as u64);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
@@ -69,8 +70,9 @@ impl Drop for Bar {
     }
 }
 
-fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
-    let done = progress.ok() + progress.failed();
+fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>, models: u64) {
+    let done = (progress.ok() + progress.failed()) / models;
+    let resumed = progress.resumed() / models;
     let known = progress.total().or(counted);
     let style = match known {
         Some(_) => "{bar:20.cyan/blue} {human_pos}/{images}  {per_sec}  ETA {eta}{wide_msg}",
@@ -82,7 +84,7 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
     }
     if let Some(total) = known {
         // The rate is that of this run, so the bar's length excludes resumed images.
-        bar.set_length(total.saturating_sub(progress.resumed()));
+        bar.set_length(total.saturating_sub(resumed));
     }
     bar.set_position(done);
     let mut message = String::new();
@@ -92,8 +94,8 @@ fn redraw(bar: &ProgressBar, progress: &Progress, counted: Option<u64>) {
     if progress.failed() > 0 {
         message.push_str(&format!("  {} failed", HumanCount(progress.failed())));
     }
-    if progress.resumed() > 0 {
-        message.push_str(&format!("  {} done before", HumanCount(progress.resumed())));
+    if resumed > 0 {
+        message.push_str(&format!("  {} done before", HumanCount(resumed)));
     }
     bar.set_message(message);
     bar.tick();

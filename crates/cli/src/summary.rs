@@ -7,7 +7,7 @@ use anyhow::Result;
 use indicatif::HumanCount;
 use serde::Serialize;
 use trommel_infer::{Engine, EngineStats, PromptStats};
-use trommel_sink::{FailureSummary, Output, Summary};
+use trommel_sink::{FailureSummary, JobRecord, Output, Summary};
 use trommel_source::Source;
 use trommel_types::Forecast;
 use trommel_worker::{EmbeddedJob, Percentiles, Progress, Task, TimeCounts};
@@ -20,12 +20,10 @@ use crate::lines::{counted, with_head};
 /// Information about this run of a job, during and after it.
 pub(crate) struct Run {
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) engine: Arc<Engine>,
+    /// Of each model.
+    pub(crate) engines: Vec<Arc<Engine>>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) started: Instant,
-    /// The job and its run, as recorded in rows.
-    pub(crate) job_id: String,
-    pub(crate) run: String,
     /// Whether its rows are added to others.
     pub(crate) adds: bool,
     pub(crate) preprocess_threads: usize,
@@ -40,7 +38,7 @@ pub(crate) struct Run {
 
 /// The bottleneck of a run so far.
 pub(crate) fn busiest(run: &Run) -> &'static str {
-    bottleneck(&stages(run, &run.engine.stats(), run.started.elapsed()))
+    bottleneck(&stages(run, run.started.elapsed()))
 }
 
 impl Run {
@@ -51,14 +49,14 @@ impl Run {
         started: Instant,
         spending: Spending,
     ) -> Self {
+        let engines = job.models.iter().map(|model| Arc::clone(&model.engine));
+        let mut records = job.models.iter().map(|model| &model.record);
         Self {
             source: Arc::clone(&job.source),
-            engine: Arc::clone(&job.engine),
+            engines: engines.collect(),
             progress: Arc::clone(progress),
             started,
-            job_id: job.record.job_id.clone(),
-            run: job.record.run.clone(),
-            adds: job.record.adds(),
+            adds: records.any(JobRecord::adds),
             preprocess_threads: job.config.preprocess.threads(),
             reads: job.config.preprocess.in_flight(),
             spending,
@@ -76,24 +74,6 @@ impl Run {
                 counted(self.progress.resumed() + self.progress.committed(), "row"),
                 destination
             ),
-        }
-    }
-
-    /// The summary of a run with rows on a stream.
-    pub(crate) fn summary(&self) -> Summary {
-        let model = &self.engine;
-        Summary {
-            job_id: self.job_id.clone(),
-            source: self.source.describe(),
-            model: model.name().to_string(),
-            model_version: model.version().to_string(),
-            images: self.progress.finished(),
-            ok: self.progress.ok(),
-            failed: self.progress.failed(),
-            failures: self.failures().collect(),
-            run: self.run.clone(),
-            parts: Vec::new(),
-            whole: None,
         }
     }
 
@@ -116,16 +96,36 @@ impl Run {
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
-    pub(crate) summary: Summary,
-    pub(crate) output: Option<String>,
+    rows: Rows,
+    /// About this run; absent if the job was already complete.
+    run: Option<RunReport>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Rows {
+    One(Box<ModelReport>),
+    Several { models: Vec<ModelReport> },
+}
+
+/// The rows of a model.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelReport {
+    #[serde(flatten)]
+    summary: Summary,
+    output: Option<String>,
     /// Retried rows, and their outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     retried: Option<Retried>,
     /// Added rows, and their outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     added: Option<Retried>,
-    /// About this run; absent if the job was already complete.
-    run: Option<RunReport>,
+    /// Absent if its rows were already complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<EngineStats>,
+    /// The requests of a prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt: Option<PromptStats>,
 }
 
 /// Rows of this run among existing ones.
@@ -146,16 +146,12 @@ struct RunReport {
     images_per_second: f64,
     stages: Vec<Stage>,
     bottleneck: &'static str,
-    engine: EngineStats,
     /// At the user's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
     /// Compared with the forecast for all images.
     #[serde(skip_serializing_if = "Option::is_none")]
     forecast: Option<Compared>,
-    /// The requests of a prompt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt: Option<PromptStats>,
     /// The thresholds and statistics of a cascade.
     #[serde(skip_serializing_if = "Option::is_none")]
     cascade: Option<CascadeReport>,
@@ -178,29 +174,69 @@ struct Stage {
     milliseconds: Option<Percentiles>,
 }
 
-impl Report {
-    /// The report of a job that an earlier run finished.
-    pub(crate) fn complete(summary: Summary, destination: &Output) -> Self {
+impl ModelReport {
+    /// Rows that an earlier run finished.
+    pub(crate) fn complete(summary: Summary, output: &Output) -> Self {
         Self {
             summary,
-            output: Some(destination.to_string()),
+            output: Some(output.to_string()),
             retried: None,
             added: None,
+            engine: None,
+            prompt: None,
+        }
+    }
+
+    /// Rows that this run finished.
+    pub(crate) fn of_run(
+        summary: Summary,
+        output: Option<&Output>,
+        engine: &Engine,
+        adds: bool,
+    ) -> Self {
+        let among = summary.whole.as_ref().map(|_| Retried {
+            rows: summary.images,
+            ok: summary.ok,
+            failed: summary.failed,
+        });
+        let (added, retried) = match adds {
+            true => (among, None),
+            false => (None, among),
+        };
+        Self {
+            summary: match summary.whole {
+                Some(whole) => *whole,
+                None => summary,
+            },
+            output: output.map(ToString::to_string),
+            retried,
+            added,
+            engine: Some(engine.stats()),
+            prompt: engine.prompt_stats(),
+        }
+    }
+}
+
+impl Report {
+    /// The report of a job that an earlier run finished.
+    pub(crate) fn complete(models: Vec<ModelReport>) -> Self {
+        Self {
+            rows: Rows::of(models),
             run: None,
         }
     }
 
     /// The report of a job that this run finished.
-    pub(crate) fn of_run(summary: Summary, destination: Option<&Output>, run: &Run) -> Self {
+    pub(crate) fn of_run(models: Vec<ModelReport>, run: &Run) -> Self {
         let wall = run.started.elapsed();
         let progress = &run.progress;
         // Rows of this run's own sample were committed before the rest began, but not before the
         // run.
         let sampled = run.cascade.as_ref().map_or(0, CascadeReport::sampled);
         let sampled = sampled.min(progress.resumed());
-        let images = progress.ok() + progress.failed() + sampled;
-        let engine = run.engine.stats();
-        let stages = stages(run, &engine, wall);
+        let rows = progress.ok() + progress.failed() + sampled;
+        let images = rows.div_ceil(run.engines.len().max(1) as u64);
+        let stages = stages(run, wall);
         let cost = run.spending.cost(wall, progress);
         // The forecast is for all images in one run.
         let forecast = run.forecast.filter(|said| said.images == images);
@@ -213,42 +249,53 @@ impl Report {
             images_per_second: images as f64 / wall.as_secs_f64(),
             bottleneck: bottleneck(&stages),
             stages,
-            engine,
             cost,
             forecast: forecast.map(|said| Compared::new(said, wall, cost)),
-            prompt: run.engine.prompt_stats(),
             cascade: run.cascade.clone(),
         };
-        let among = summary.whole.as_ref().map(|_| Retried {
-            rows: summary.images,
-            ok: summary.ok,
-            failed: summary.failed,
-        });
-        let summary = match summary.whole {
-            Some(whole) => *whole,
-            None => summary,
-        };
-        let (added, retried) = match run.adds {
-            true => (among, None),
-            false => (None, among),
-        };
         Self {
-            summary,
-            output: destination.map(ToString::to_string),
-            retried,
-            added,
+            rows: Rows::of(models),
             run: Some(run_report),
+        }
+    }
+
+    /// The rows of each model.
+    pub(crate) fn summaries(&self) -> impl Iterator<Item = &Summary> {
+        self.rows.models().iter().map(|model| &model.summary)
+    }
+}
+
+impl Rows {
+    fn of(mut models: Vec<ModelReport>) -> Self {
+        match models.pop() {
+            Some(model) if models.is_empty() => Self::One(Box::new(model)),
+            last => {
+                models.extend(last);
+                models.sort_by(|a, b| a.summary.model.cmp(&b.summary.model));
+                Self::Several { models }
+            }
+        }
+    }
+
+    fn models(&self) -> &[ModelReport] {
+        match self {
+            Self::One(model) => std::slice::from_ref(model),
+            Self::Several { models } => models,
         }
     }
 }
 
-fn stages(run: &Run, engine: &EngineStats, wall: Duration) -> Vec<Stage> {
+fn stages(run: &Run, wall: Duration) -> Vec<Stage> {
     let prepare = run.preprocess_threads;
+    let engines = run.engines.iter().map(|engine| engine.stats());
+    let (compute, instances) = engines.fold((Duration::ZERO, 0), |(time, count), engine| {
+        (time + engine.compute, count + engine.instances)
+    });
     let rows = [
         ("fetch", run.progress.time(Task::Fetch), run.reads),
         ("decode", run.progress.time(Task::Decode), prepare),
         ("resize", run.progress.time(Task::Resize), prepare),
-        ("infer", engine.compute, engine.instances),
+        ("infer", compute, instances),
         ("commit", run.progress.time(Task::Commit), 1),
     ];
     let times = run.progress.times();
@@ -294,33 +341,47 @@ fn bottleneck(stages: &[Stage]) -> &'static str {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Summary {
-            images,
-            ok,
-            failed,
-            failures,
-            ..
-        } = &self.summary;
-        write!(f, "{}: {} ok", counted(*images, "image"), HumanCount(*ok))?;
-        if *failed > 0 {
-            write!(f, ", {} failed", HumanCount(*failed))?;
+        let (models, run) = (self.rows.models(), self.run.as_ref());
+        let time = run.map_or_else(
+            || "; already complete".to_owned(),
+            |run| {
+                let rate = HumanCount(run.images_per_second.round() as u64);
+                format!(" in {:.1} s, {rate} images/s", run.seconds)
+            },
+        );
+        match models {
+            [model] => {
+                write!(f, "{}: ", counted(model.summary.images, "image"))?;
+                model.write_counts(f, &time)?;
+            }
+            several => {
+                let images = several.iter().map(|model| model.summary.images).max();
+                let (images, count) = (images.unwrap_or_default(), several.len());
+                writeln!(f, "{} by {count} models{time}", counted(images, "image"))?;
+            }
         }
-        let Some(run) = &self.run else {
-            return writeln!(f, "; already complete{}", self.where_rows_are());
+        let Some(run) = run else {
+            return self.write_models(f);
         };
-        writeln!(
-            f,
-            " in {:.1} s, {} images/s{}",
-            run.seconds,
-            HumanCount(run.images_per_second.round() as u64),
-            self.where_rows_are()
-        )?;
-        if let Some(Retried { rows, ok, failed }) = self.retried {
+        if let [
+            ModelReport {
+                retried: Some(retried),
+                ..
+            },
+        ] = models
+        {
+            let Retried { rows, ok, failed } = *retried;
             let rows = counted(rows, "failed row");
             let (ok, failed) = (HumanCount(ok), HumanCount(failed));
             writeln!(f, "  {rows} retried: {ok} ok, {failed} failed")?;
         }
-        if let Some(Retried { rows, ok, failed }) = self.added {
+        if let [
+            ModelReport {
+                added: Some(added), ..
+            },
+        ] = models
+        {
+            let Retried { rows, ok, failed } = *added;
             let (rows, ok, failed) = (HumanCount(rows), HumanCount(ok), HumanCount(failed));
             writeln!(
                 f,
@@ -345,42 +406,76 @@ impl fmt::Display for Report {
             let build = build.map_or(String::new(), |build| format!("; {build}"));
             writeln!(f, "  {skipped} skipped by suffix or size{build}")?;
         }
-        for (kind, failure) in failures {
-            write_failure(f, kind, failure)?;
-        }
+        self.write_models(f)?;
         write_stages(f, &run.stages)?;
         writeln!(f, "  bottleneck: {}", run.bottleneck)?;
         if let Some(cascade) = &run.cascade {
             write!(f, "{cascade}")?;
         }
-        if let Some(prompt) = &run.prompt {
+        for model in models {
+            let name = match models.len() {
+                1 => "model",
+                _ => model.summary.model.as_str(),
+            };
+            model.write_work(f, name)?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    /// The failures of each model, and its outcomes if there are several.
+    fn write_models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let models = self.rows.models();
+        for model in models {
+            if models.len() > 1 {
+                let is_done = self.run.is_some() && model.engine.is_none();
+                write!(f, "  {}: ", model.summary.model)?;
+                model.write_counts(f, if is_done { "; already complete" } else { "" })?;
+            }
+            for (kind, failure) in &model.summary.failures {
+                write_failure(f, kind, failure)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ModelReport {
+    /// The outcomes of its images, and where their rows are.
+    fn write_counts(&self, f: &mut fmt::Formatter<'_>, behind: &str) -> fmt::Result {
+        let Summary { ok, failed, .. } = &self.summary;
+        write!(f, "{} ok", HumanCount(*ok))?;
+        if *failed > 0 {
+            write!(f, ", {} failed", HumanCount(*failed))?;
+        }
+        let output = self.output.as_ref();
+        let output = output.map_or_else(String::new, |output| format!(" → {output}"));
+        writeln!(f, "{behind}{output}")
+    }
+
+    /// Its batches, or its requests if it is a prompt.
+    fn write_work(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
+        if let Some(prompt) = &self.prompt {
             return write_prompt(f, prompt);
         }
-        let EngineStats {
+        let Some(EngineStats {
             max_batch,
             fill,
             gaps,
             compute,
             ..
-        } = run.engine;
-        if fill == 0.0 {
+        }) = self.engine.filter(|engine| engine.fill > 0.0)
+        else {
             return Ok(()); // no image reached the model
-        }
+        };
         let gaps = gaps.as_secs_f64() / compute.as_secs_f64().max(1e-9);
         writeln!(
             f,
-            "  model: batches of up to {max_batch}, {:.0} % full; gaps between batches: {:.1} % of its time",
+            "  {name}: batches of up to {max_batch}, {:.0} % full; gaps between batches: {:.1} % of its time",
             100.0 * fill,
             100.0 * gaps
         )
-    }
-}
-
-impl Report {
-    fn where_rows_are(&self) -> String {
-        self.output
-            .as_ref()
-            .map_or_else(String::new, |output| format!(" → {output}"))
     }
 }
 

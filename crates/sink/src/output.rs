@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use trommel_storage::{S3Config, StorageError};
+use trommel_storage::{S3Config, StorageError, StorageErrorKind};
 
 use crate::part_sink::{How, PartSink};
 use crate::table::TableSink;
@@ -78,6 +78,37 @@ impl Output {
             None => Destination::parse(text, part_format)?,
         };
         Ok(parts.into())
+    }
+
+    /// As [`Output::parse`], for one of several models: a folder of its own below the given one, or
+    /// the table itself, whose key has the model.
+    ///
+    /// # Errors
+    /// As [`Output::parse`]; and for a single file, which has the rows of one model.
+    pub fn parse_for(
+        model: &str,
+        text: &str,
+        part_format: Format,
+        s3: &S3Config,
+        postgres: &PostgresConfig,
+    ) -> Result<Self, StorageError> {
+        let parse = |text: &str| Self::parse(text, part_format, s3, postgres);
+        let whole = parse(text)?;
+        match &whole {
+            Self::Table(_) => Ok(whole),
+            Self::Parts(parts) if parts.file.is_some() => Err(StorageError::new(
+                StorageErrorKind::InvalidDestination,
+                format!(
+                    "output {text}: several models cannot write one file; give a folder, whose name ends with /"
+                ),
+            )),
+            Self::Parts(_) => {
+                let format_at = text.rfind("?format=").unwrap_or(text.len());
+                let (folder, format) = text.split_at(format_at);
+                let (folder, model) = (folder.trim_end_matches('/'), model.replace('/', "@"));
+                parse(&format!("{folder}/{model}/{format}"))
+            }
+        }
     }
 
     /// Opens the output for a job that only this process works on: a new one, or the existing one
@@ -163,5 +194,33 @@ impl fmt::Display for Output {
             Self::Parts(parts) => parts.fmt(f),
             Self::Table(table) => table.fmt(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_of_several_models_has_a_folder_of_its_own() {
+        let parse = |model, text| {
+            let (s3, postgres) = (S3Config::default(), PostgresConfig::default());
+            Output::parse_for(model, text, Format::Parquet, &s3, &postgres)
+        };
+        for (model, text, place, format) in [
+            ("vit", "rows", "rows/vit/", Format::Parquet),
+            ("org/vit", "rows/", "rows/org@vit/", Format::Parquet),
+            ("vit", "rows/?format=csv", "rows/vit/", Format::Csv),
+        ] {
+            let output = parse(model, text).unwrap();
+            assert_eq!(
+                (output.to_string().as_str(), output.format()),
+                (place, format)
+            );
+        }
+        let Err(error) = parse("vit", "rows.parquet") else {
+            panic!("one file took the rows of several models");
+        };
+        assert!(error.to_string().contains("give a folder"), "{error}");
     }
 }

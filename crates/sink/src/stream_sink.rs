@@ -1,24 +1,26 @@
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use tokio::task::spawn_blocking;
 use trommel_storage::StorageError;
 
+use crate::part::PartRecord;
 use crate::row::Row;
-use crate::{Committed, JobRecord, JsonLines, Ledger, ResultSink, Summary};
+use crate::{Committed, JobRecord, JsonLines, Ledger, ResultSink, Runs, Summary};
 
-/// Rows as JSON Lines on a stream, in order of completion. Cannot be resumed.
+/// Rows as JSON Lines on a stream, in order of completion. Cannot be resumed. Sinks that share a stream
+/// write whole lines in turn.
 pub struct StreamSink<W> {
     /// Absent during a commit, and after one whose future was dropped.
-    out: Option<W>,
+    out: Option<Arc<Mutex<W>>>,
     job: Arc<JobRecord>,
     ledger: Ledger,
 }
 
 impl<W: Write + Send + 'static> StreamSink<W> {
     /// Writes the rows of a job to `out`.
-    pub fn new(out: W, job: JobRecord) -> Self {
+    pub fn new(out: Arc<Mutex<W>>, job: JobRecord) -> Self {
         Self {
             out: Some(out),
             job: Arc::new(job),
@@ -40,11 +42,13 @@ impl<W: Write + Send + 'static> ResultSink for StreamSink<W> {
     async fn commit(&mut self, rows: Vec<Row>) -> Result<Committed, StorageError> {
         let (given, job) = (rows.len(), Arc::clone(&self.job));
         let lost = || StorageError::unavailable("a write to the output was broken off");
-        let mut out = self.out.take().ok_or_else(lost)?;
+        let out = self.out.take().ok_or_else(lost)?;
         let written = spawn_blocking(move || {
-            JsonLines::write_rows(&mut out, &job, &rows)?;
-            out.flush()
-                .map_err(|error| StorageError::stream("the output", error))?;
+            let mut stream = out.lock().unwrap_or_else(PoisonError::into_inner);
+            JsonLines::write_rows(&mut *stream, &job, &rows)?;
+            let flushed = stream.flush();
+            flushed.map_err(|error| StorageError::stream("the output", error))?;
+            drop(stream);
             Ok::<_, StorageError>((out, rows))
         });
         let (out, rows) = written.await.unwrap_or_else(|_| Err(lost()))?;
@@ -52,7 +56,11 @@ impl<W: Write + Send + 'static> ResultSink for StreamSink<W> {
         // A stream is unbounded, so only small state is kept.
         let new = rows.iter().map(|row| row.image.index);
         self.ledger.committed.extend(new);
-        self.ledger.record.rows += given as u64;
+        let counts = PartRecord::of(&rows);
+        self.ledger.record.add(PartRecord {
+            runs: Runs::default(),
+            ..counts
+        });
         Ok(Committed::of(given, given, None))
     }
 

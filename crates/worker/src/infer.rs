@@ -1,5 +1,6 @@
 //! The infer role: hands tensors to the engine, which batches them, and publishes the answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,17 +33,18 @@ pub(crate) trait Engines: Send + Sync {
     fn flush(&self);
 }
 
-/// The one model of an embedded run.
-pub(crate) struct OneEngine(pub(crate) Arc<Engine>);
+/// The models of an embedded run, by name.
+pub(crate) struct OwnEngines(pub(crate) BTreeMap<Arc<str>, Arc<Engine>>);
 
 #[async_trait]
-impl Engines for OneEngine {
-    async fn engine(&self, _: &ModelId, _: &Wanted) -> Result<Arc<Engine>, WorkerError> {
-        Ok(Arc::clone(&self.0))
+impl Engines for OwnEngines {
+    async fn engine(&self, model: &ModelId, _: &Wanted) -> Result<Arc<Engine>, WorkerError> {
+        let engine = self.0.get(&model.name).cloned();
+        engine.ok_or_else(|| WorkerError::Model(format!("the job has no model {}", model.name)))
     }
 
     fn flush(&self) {
-        self.0.flush();
+        self.0.values().for_each(|engine| engine.flush());
     }
 }
 

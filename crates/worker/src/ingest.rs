@@ -158,8 +158,8 @@ pub(crate) fn no_mark(_: &Found) -> String {
 
 /// Which listed images need a row, and with which index.
 pub(crate) enum Choice {
-    /// All uncommitted ones, by their positions in the listing.
-    Resume(Box<SourceCheck>),
+    /// All that lack a row in any output, by their positions in the listing.
+    Resume(Vec<SourceCheck>),
     /// Those without a row, regardless of its index.
     Extend(Existing),
     /// Those with a failed row.
@@ -189,9 +189,12 @@ impl Choice {
         found: Found,
     ) -> Result<(bool, Option<(u64, Found)>), StorageError> {
         Ok(match self {
-            Self::Resume(check) => {
-                let committed = check.observe(place, &found.uri)?;
-                (true, Some((place, found)).filter(|_| !committed))
+            Self::Resume(checks) => {
+                let mut needed = checks.is_empty();
+                for check in checks {
+                    needed |= !check.observe(place, &found.uri)?;
+                }
+                (true, needed.then_some((place, found)))
             }
             Self::Extend(existing) => {
                 let index = existing.index_for(&found.uri, found.etag.as_deref());
@@ -222,8 +225,9 @@ impl Choice {
             choice => choice,
         };
         let late = match choice {
-            Self::Resume(check) => {
-                std::mem::take(check).finish(listed)?;
+            Self::Resume(checks) => {
+                let mut checks = std::mem::take(checks).into_iter();
+                checks.try_for_each(|check| check.finish(listed))?;
                 None
             }
             Self::Extend(_) | Self::Sample(..) => None,

@@ -5,12 +5,11 @@ use async_trait::async_trait;
 use trommel_infer::Wanted;
 use trommel_preprocess::Plan;
 use trommel_queue::Origin;
-use trommel_types::{ImageRef, JobModel, Mode, PreparedImage};
+use trommel_types::{Classification, ImageRef, JobModel, Mode, PreparedImage};
 
 use crate::WorkerError;
 use crate::clock::now;
 use crate::fault::TaskError;
-use crate::tried::Tried;
 
 /// The model of an outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -99,11 +98,11 @@ pub(crate) fn check_due(due_at: Option<i64>) -> Result<(), TaskError> {
 /// Where preprocess and infer look up jobs.
 #[async_trait]
 pub(crate) trait Jobs: Send + Sync {
-    /// The plan of a job.
+    /// The plan of an image's job.
     ///
     /// # Errors
     /// A problem with the job, or why it cannot be looked up.
-    async fn plan(&self, job: &str) -> Result<Planned, WorkerError>;
+    async fn plan(&self, image: &ImageRef) -> Result<Planned, WorkerError>;
 
     /// The options of an image's row.
     ///
@@ -134,8 +133,8 @@ pub(crate) trait Jobs: Send + Sync {
         0
     }
 
-    /// Records that an image has an outcome.
-    fn end(&self, _image: &ImageRef) {}
+    /// Records that a row of an image is stored.
+    fn end(&self, _row: &Classification) {}
 
     /// Counts that work on a redelivered message begins, and returns how often it has.
     ///
@@ -159,51 +158,4 @@ pub(crate) enum Planned {
     Over,
     /// There is no record of it.
     Unknown,
-}
-
-/// The one job of an embedded run.
-pub(crate) struct OneJob {
-    pub(crate) plan: JobPlan,
-    /// For a run whose rows are not stored.
-    pub(crate) tried: Option<Arc<Tried>>,
-}
-
-#[async_trait]
-impl Jobs for OneJob {
-    async fn plan(&self, _: &str) -> Result<Planned, WorkerError> {
-        Ok(Planned::Running(self.plan.clone()))
-    }
-
-    async fn rows(&self, _: &ImageRef) -> Result<Arc<Wanted>, WorkerError> {
-        Ok(Arc::clone(&self.plan.rows))
-    }
-
-    async fn columns(&self, _: &str) -> Result<usize, WorkerError> {
-        Ok(self.plan.columns)
-    }
-
-    async fn fail(&self, _: &str, error: WorkerError) -> Result<(), WorkerError> {
-        Err(error)
-    }
-
-    fn begin(&self, image: &ImageRef) -> u32 {
-        let tried = self.tried.as_ref();
-        tried.map_or(0, |tried| tried.begin(image.index))
-    }
-
-    fn end(&self, image: &ImageRef) {
-        if let Some(tried) = &self.tried {
-            tried.end(image.index);
-        }
-    }
-
-    async fn try_again(
-        &self,
-        _: &'static str,
-        _: &str,
-        _: &str,
-        attempt: u32,
-    ) -> Result<u32, WorkerError> {
-        Ok(attempt)
-    }
 }

@@ -37,6 +37,7 @@ mod live;
 mod live_engine;
 mod live_urls;
 mod metrics;
+mod one_job;
 mod permissions;
 mod preprocess;
 mod progress;
@@ -66,7 +67,7 @@ pub use distributed::{
     StageReasons, StageStatus, StageWork, SubmitReply, Submitted, Worker, WorkerOptions,
     fleet_usage,
 };
-pub use embedded::{EmbeddedJob, Ended, Images, job_record};
+pub use embedded::{EmbeddedJob, EmbeddedModel, Ended, Images, Sinks, job_record};
 pub use error::WorkerError;
 pub use ingest::Announced;
 pub use live::{Admitted, Answers, LiveModel, LiveRequest, NotAnswered, ServedModel};

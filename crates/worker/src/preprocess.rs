@@ -188,7 +188,7 @@ pub(crate) async fn run(ctx: Arc<Context>, shutdown: CancellationToken) -> Resul
 
 async fn work_on(ctx: &Arc<Context>, delivery: Delivery<ImageRef>) -> Result<(), WorkerError> {
     let kept_alive = delivery.keep_alive();
-    let (job, prepared) = match ctx.settler.jobs.plan(&delivery.message().job).await {
+    let (job, prepared) = match ctx.settler.jobs.plan(delivery.message()).await {
         Ok(Planned::Running(job)) => {
             let prepared = prepare_one(ctx, &delivery, &job).await;
             (Some(job), prepared)
@@ -328,6 +328,7 @@ async fn settle(
 #[cfg(test)]
 mod tests {
     use async_trait::async_trait;
+    use roaring::RoaringTreemap;
     use trommel_preprocess::{Plan, Reference};
     use trommel_queue::{MemoryQueue, MemoryQueueConfig, Queue};
     use trommel_source::{SourceOptions, fetcher};
@@ -335,7 +336,8 @@ mod tests {
 
     use super::*;
     use crate::RetryPolicy;
-    use crate::job::OneJob;
+    use crate::one_job::OneJob;
+    use crate::settle::RowQueues;
 
     const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/digits");
 
@@ -398,11 +400,10 @@ mod tests {
             pool: Arc::new(PreparePool::start(&PreprocessConfig::default()).unwrap()),
             output: Arc::clone(&hop) as Arc<dyn TensorHop>,
             settler: Settler {
-                results: Arc::clone(&results),
+                results: RowQueues::Shared(Arc::clone(&results)),
                 retry: RetryPolicy::default(),
-                jobs: Arc::new(OneJob {
-                    tried: None,
-                    plan: JobPlan {
+                jobs: Arc::new(OneJob::new(
+                    JobPlan {
                         models: models.into(),
                         mode: Mode::Exact,
                         phash: false,
@@ -410,7 +411,9 @@ mod tests {
                         columns: 0,
                         image_deadline: None,
                     },
-                }),
+                    vec![RoaringTreemap::new(); 3],
+                    None,
+                )),
                 progress: Arc::clone(&progress),
                 reports: crate::reports::Reports::default(),
             },

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use trommel_infer::Answer;
@@ -15,10 +16,30 @@ use crate::{Progress, RetryPolicy, WorkerError, metrics};
 /// Deliveries of a message before further ones are counted in a way that survives the worker.
 const UNCOUNTED: u32 = 2;
 
+/// Where rows go.
+#[derive(Clone)]
+pub(crate) enum RowQueues {
+    /// One queue for all models.
+    Shared(Arc<dyn Queue<Classification>>),
+    /// The queue of each model, by name.
+    ByModel(BTreeMap<Arc<str>, Arc<dyn Queue<Classification>>>),
+}
+
+impl RowQueues {
+    fn of(&self, model: &str) -> Result<&Arc<dyn Queue<Classification>>, WorkerError> {
+        match self {
+            Self::Shared(queue) => Ok(queue),
+            Self::ByModel(queues) => queues
+                .get(model)
+                .ok_or_else(|| WorkerError::Model(format!("the job has no model {model}"))),
+        }
+    }
+}
+
 /// Ends deliveries: durable outcomes first, then the ack to the queue.
 #[derive(Clone)]
 pub(crate) struct Settler {
-    pub(crate) results: Arc<dyn Queue<Classification>>,
+    pub(crate) results: RowQueues,
     pub(crate) jobs: Arc<dyn Jobs>,
     pub(crate) retry: RetryPolicy,
     pub(crate) progress: Arc<Progress>,
@@ -145,16 +166,15 @@ impl Settler {
     /// becomes a failed row with that reason.
     pub(crate) async fn publish(&self, row: Classification) -> Result<(), WorkerError> {
         let id = message_id(&row.image, &row.model);
-        match self.results.publish(&id, row.clone()).await {
+        let results = self.results.of(&row.model)?;
+        match results.publish(&id, row.clone()).await {
             Err(error) if error.kind() == QueueErrorKind::TooLarge => {
                 tracing::warn!(id, %error, "the row is cut");
-                self.results
-                    .publish(&id, row.cut(&error.to_string()))
-                    .await?;
+                results.publish(&id, row.cut(&error.to_string())).await?;
             }
             published => drop(published?),
         }
-        self.jobs.end(&row.image);
+        self.jobs.end(&row);
         Ok(())
     }
 }
@@ -282,7 +302,7 @@ mod tests {
 
     #[async_trait]
     impl Jobs for Begun {
-        async fn plan(&self, _: &str) -> Result<Planned, WorkerError> {
+        async fn plan(&self, _: &ImageRef) -> Result<Planned, WorkerError> {
             Ok(Planned::Unknown)
         }
 
@@ -321,7 +341,7 @@ mod tests {
     async fn a_delivery_that_was_handed_back_unworked_is_no_attempt() {
         let tasks = MemoryQueue::new(MemoryQueueConfig::default());
         let settler = Settler {
-            results: Arc::new(MemoryQueue::new(MemoryQueueConfig::default())),
+            results: RowQueues::Shared(Arc::new(MemoryQueue::new(MemoryQueueConfig::default()))),
             jobs: Arc::new(Begun::default()),
             retry: RetryPolicy::default(),
             progress: Arc::default(),

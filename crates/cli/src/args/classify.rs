@@ -19,7 +19,8 @@ pub(crate) struct ClassifyArgs {
     pub(crate) sources: Vec<String>,
 
     /// Model directory (model.onnx, config.json, preprocessor_config.json), or hf:ORGANISATION/NAME of
-    /// the Hugging Face Hub. Default: the only directory in ./models. A cascade has two, the small one first
+    /// the Hugging Face Hub. Default: the only directory in ./models. Several models write rows of
+    /// their own, below --output; with --agree, two are a cascade, the small one first
     #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
     pub(crate) model: Vec<ModelName>,
 

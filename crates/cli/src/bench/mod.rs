@@ -25,7 +25,8 @@ use trommel_sink::{Format, Summary};
 use trommel_source::{FetchLimits, Source, open_source};
 use trommel_types::{JobModel, JobOptions, JobRequest, JobSpec};
 use trommel_worker::{
-    EmbeddedJob, Images, Progress, TrialOutcome, TrialSink, engine_options, machine_name,
+    EmbeddedJob, EmbeddedModel, Images, Progress, TrialOutcome, TrialSink, engine_options,
+    machine_name,
 };
 
 use crate::args::BenchArgs;
@@ -233,12 +234,15 @@ pub(crate) fn pipeline(
     let max_batch = engine.stats().max_batch;
     let outcome = TrialOutcome::default();
     let sink = TrialSink::new(record.clone(), Format::Parquet, &[], Arc::clone(&outcome));
-    let job = EmbeddedJob {
-        source,
+    let model = EmbeddedModel {
         plan: opened.plan,
         also: None,
         engine,
         record,
+    };
+    let job = EmbeddedJob {
+        source,
+        models: vec![model],
         rows,
         rule: None,
         config,
@@ -247,13 +251,14 @@ pub(crate) fn pipeline(
     let (progress, start) = (Arc::new(Progress::default()), Instant::now());
     let never = CancellationToken::new();
     let ended = job.into_output(
-        Box::new(sink),
+        vec![Box::new(sink)],
         Images::Missing,
         Arc::clone(&progress),
         never,
     );
-    let (_, sink) = runtime.block_on(ended)?;
+    let (_, mut sinks) = runtime.block_on(ended)?;
     let seconds = start.elapsed().as_secs_f64();
+    let sink = sinks.pop().context("the sample has no rows")?;
     let summary = runtime.block_on(sink.finish())?;
     let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
     let trial = trial.filter(|_| summary.ok > 0);

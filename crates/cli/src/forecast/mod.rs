@@ -172,12 +172,12 @@ impl Expected {
             "images      {}",
             counted(self.images, self.all_counted)
         )?;
-        writeln!(
-            out,
-            "sample      {} ok, {} failed",
-            HumanCount(ok),
-            HumanCount(failed)
-        )?;
+        let rows = match run.engines.len() {
+            1 => "",
+            _ => " rows",
+        };
+        let (ok, failed) = (HumanCount(ok), HumanCount(failed));
+        writeln!(out, "sample      {ok}{rows} ok, {failed} failed")?;
         print_failures(run, &mut out)?;
         write!(out, "{self}")?;
         Ok(())

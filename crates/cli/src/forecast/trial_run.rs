@@ -10,7 +10,9 @@ use tokio_util::sync::CancellationToken;
 use trommel_sink::Format;
 use trommel_source::Source;
 use trommel_types::Price;
-use trommel_worker::{EmbeddedJob, Images, Progress, Trial, TrialOutcome, TrialSink};
+use trommel_worker::{
+    EmbeddedJob, Images, Progress, Sinks, Trial, TrialOutcome, TrialSink, TrialTokens,
+};
 
 use super::{Basis, Expected, Spending};
 use crate::model::Asked;
@@ -37,8 +39,16 @@ pub(crate) struct Terms<'a> {
     pub(crate) to_s3: bool,
     /// When the process began.
     pub(crate) started: Instant,
-    /// How servers are asked, if the model is a prompt.
-    pub(crate) asked: Option<Asked>,
+    /// How servers are asked, for each model that is a prompt.
+    pub(crate) asked: Vec<Option<Asked>>,
+}
+
+impl Terms<'_> {
+    /// Most tokens of the answers for an image, if servers are asked.
+    fn most_written(&self) -> Option<u32> {
+        let asked = self.asked.iter().flatten();
+        asked.map(|asked| asked.max_tokens).reduce(|a, b| a + b)
+    }
 }
 
 /// Counts the images, classifies the sample, and forecasts the whole job. A sample that takes too little time
@@ -64,10 +74,13 @@ pub(crate) fn dry_run(
         all_counted,
         startup,
         trial,
-        most_written: terms.asked.as_ref().map(|asked| asked.max_tokens),
+        most_written: terms.most_written(),
         held: run.spending.held,
         prices: terms.prices,
-        s3_part_rows: terms.to_s3.then_some(job.config.sink.part_rows.get()),
+        // Each model has its own parts.
+        s3_part_rows: terms
+            .to_s3
+            .then_some(job.config.sink.part_rows.get() / job.models.len().max(1)),
         bottleneck: Some(busiest(&run))
             .filter(|stage| *stage != "none")
             .map(str::to_owned),
@@ -85,10 +98,16 @@ fn sample(
     let progress = Arc::new(Progress::default());
     let spending = Spending::new(terms.prices, &job.config, terms.to_s3);
     let run = Run::of(job, &progress, Instant::now(), spending);
-    let (outcome, began) = (TrialOutcome::default(), Instant::now());
-    let (record, answers) = (job.record.clone(), job.engine.columns());
-    let sink = TrialSink::new(record, terms.format, &answers, Arc::clone(&outcome));
-    let sink = sink.with_budget(terms.asked.as_ref().and_then(|asked| asked.budget));
+    let (mut outcomes, mut sinks): (Vec<_>, Sinks) = (Vec::new(), Vec::new());
+    for (model, asked) in job.models.iter().zip(&terms.asked) {
+        let (record, answers) = (model.record.clone(), model.engine.columns());
+        let outcome = TrialOutcome::default();
+        let sink = TrialSink::new(record, terms.format, &answers, Arc::clone(&outcome));
+        let budget = asked.as_ref().and_then(|asked| asked.budget);
+        sinks.push(Box::new(sink.with_budget(budget)));
+        outcomes.push(outcome);
+    }
+    let began = Instant::now();
     let sampled = runtime.block_on(async {
         let enough = stop.child_token();
         let clock = enough.clone();
@@ -97,21 +116,51 @@ fn sample(
             clock.cancel();
         });
         let job = job.clone();
-        let ended = job.into_output(Box::new(sink), Images::Missing, progress, enough);
+        let ended = job.into_output(sinks, Images::Missing, progress, enough);
         let ended = ended.await;
         timer.abort();
         ended
     });
-    let (_, sink) = sampled?;
+    let (_, sinks) = sampled?;
     let took = began.elapsed().as_secs_f64();
     if stop.is_cancelled() {
         bail!("stopped before the sample was classified; nothing is stored");
     }
-    runtime.block_on(sink.finish())?;
-    let trial = *outcome.lock().unwrap_or_else(PoisonError::into_inner);
-    match trial {
+    for sink in sinks {
+        runtime.block_on(sink.finish())?;
+    }
+    let trials = outcomes.iter().map(|outcome| {
+        let trial = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        *trial
+    });
+    match trials
+        .reduce(|one, other| Some(together(one?, other?)))
+        .flatten()
+    {
         Some(trial) => Ok((at_least(trial, took), run)),
         None => bail!("the source has too few images for a forecast; classify them"),
+    }
+}
+
+/// The trial of two models that classify the same images: the slower one sets the pace.
+fn together(one: Trial, other: Trial) -> Trial {
+    let (slow, fast) = match one.seconds_each >= other.seconds_each {
+        true => (one, other),
+        false => (other, one),
+    };
+    let tokens = match (one.tokens, other.tokens) {
+        (Some(one), Some(other)) => Some(TrialTokens {
+            read: one.read + other.read,
+            written: one.written + other.written,
+            image: one.image.zip(other.image).map(|(one, other)| one + other),
+        }),
+        (one, other) => one.or(other),
+    };
+    Trial {
+        images: slow.images.min(fast.images),
+        row_bytes: slow.row_bytes + fast.row_bytes,
+        tokens,
+        ..slow
     }
 }
 
@@ -179,6 +228,17 @@ mod tests {
             ..trial(1e-6)
         };
         assert_eq!(at_least(many, 0.5).seconds_each, 1e-6);
+    }
+
+    #[test]
+    fn of_two_models_the_slower_one_sets_the_pace_and_both_write_rows() {
+        let fast = Trial {
+            row_bytes: 5.0,
+            ..trial(0.001)
+        };
+        for both in [together(fast, trial(0.004)), together(trial(0.004), fast)] {
+            assert_eq!((both.seconds_each, both.row_bytes), (0.004, 6.0));
+        }
     }
 
     #[test]

@@ -276,8 +276,8 @@ impl TableDestination {
             // Held until the connection ends.
             let row = transaction
                 .query_one(
-                    "SELECT pg_try_advisory_lock(hashtext('trommel job'), hashtext($1))",
-                    &[&taken.0.job_id],
+                    "SELECT pg_try_advisory_lock(hashtext('trommel job'), hashtext($1 || ' ' || $2))",
+                    &[&taken.0.job_id, &taken.0.model],
                 )
                 .await
                 .map_err(failed)?;

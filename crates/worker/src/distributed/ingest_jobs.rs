@@ -476,7 +476,7 @@ async fn list(
 }
 
 fn choose(which: Which, committed: SourceCheck) -> ingest::Choice {
-    let all = ingest::Choice::Resume(Box::new(committed));
+    let all = ingest::Choice::Resume(vec![committed]);
     match which {
         Which::All | Which::Rest => all,
         Which::Sample(share) => ingest::Choice::Sample(Box::new(all), share),

@@ -92,7 +92,8 @@ impl PlannedJobs {
 
 #[async_trait]
 impl Jobs for PlannedJobs {
-    async fn plan(&self, id: &str) -> Result<Planned, WorkerError> {
+    async fn plan(&self, image: &ImageRef) -> Result<Planned, WorkerError> {
+        let id = &*image.job;
         let Some(job) = self.live.find(id).await? else {
             return Ok(Planned::Unknown);
         };

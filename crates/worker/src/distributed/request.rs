@@ -24,17 +24,13 @@ pub(crate) fn output_of(
             .parse::<Format>()
             .map_err(|error| WorkerError::Request(format!("the job {error}")))?,
     };
-    let mut output = request.output.clone();
-    let parse = |output: &str| Output::parse(output, format, &config.s3, &config.postgres);
-    // A table has the model in its key.
-    if let Output::Table(table) = parse(&output)? {
-        return Ok(Output::Table(table));
-    }
-    if request.models.len() > 1 && request.cascade.is_none() {
-        let folder = output.trim_end_matches('/');
-        output = format!("{folder}/{}/", model.replace('/', "@"));
-    }
-    Ok(parse(&output)?)
+    let (output, s3, postgres) = (&request.output, &config.s3, &config.postgres);
+    Ok(
+        match request.models.len() > 1 && request.cascade.is_none() {
+            true => Output::parse_for(model, output, format, s3, postgres)?,
+            false => Output::parse(output, format, s3, postgres)?,
+        },
+    )
 }
 
 /// The job as named by its rows and its output.

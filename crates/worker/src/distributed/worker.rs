@@ -30,7 +30,7 @@ use crate::intake::Intake;
 use crate::job::{Jobs, ModelId, PlannedModel};
 use crate::preprocess::PreparePool;
 use crate::reports::Reports;
-use crate::settle::Settler;
+use crate::settle::{RowQueues, Settler};
 use crate::sink::HeldRows;
 use crate::{
     Allowed, Answers, LiveEngine, LiveModel, Progress, Readiness, Remote, WorkerConfig,
@@ -336,7 +336,7 @@ impl Worker {
             max_tensor,
         ));
         let settler = Settler {
-            results: queues::results(broker, subjects).await?,
+            results: RowQueues::Shared(queues::results(broker, subjects).await?),
             jobs,
             retry: self.config.retry.clone(),
             progress: Arc::clone(progress),

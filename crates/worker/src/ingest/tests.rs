@@ -57,7 +57,7 @@ async fn listed(
     let ctx = context(Arc::clone(&queue), &notes, start);
     let images: Vec<_> = uris.iter().map(|uri| found(uri)).collect();
     let images = stream::iter(images).boxed();
-    let choice = Choice::Resume(Box::default());
+    let choice = Choice::Resume(Vec::new());
     let ended = run(Arc::new(ctx), images, choice, CancellationToken::new()).await;
     let pulled = queue.pull(100, std::time::Duration::ZERO).await.unwrap();
     let indices = pulled.iter().map(|task| task.message().index).collect();
@@ -122,7 +122,7 @@ async fn a_listing_goes_on_while_its_tasks_wait_so_that_few_announcements_cover_
         tokio::task::yield_now().await;
         stream::iter((0..64).map(|_| found("a")))
     });
-    let choice = Choice::Resume(Box::default());
+    let choice = Choice::Resume(Vec::new());
     let listing = listing.flatten().boxed();
     let all = run(Arc::new(ctx), listing, choice, CancellationToken::new());
     let mut all = pin!(all);
@@ -176,7 +176,7 @@ async fn a_listing_that_was_compared_is_published_from_its_start() {
             start,
         );
         let listing = stream::iter([found("a")]).chain(stream::pending());
-        let choice = Choice::Resume(Box::default());
+        let choice = Choice::Resume(Vec::new());
         let token = CancellationToken::new();
         let mut all = pin!(run(Arc::new(ctx), listing.boxed(), choice, token));
         for _ in 0..10 {
