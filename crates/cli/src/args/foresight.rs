@@ -137,8 +137,8 @@ pub(crate) struct TuneArgs {
     #[arg(short, long, value_name = "MODEL", env = "TROMMEL_MODEL")]
     pub(crate) model: ModelName,
 
-    /// Number of images in the last comparison, sampled evenly by a hash of their names; the first
-    /// comparison uses a ninth of them
+    /// Number of images in a trial of the comparison with the defaults, sampled evenly by a hash of
+    /// their names; trials of the search use half of them
     #[arg(long, value_name = "N", default_value = "512")]
     pub(crate) images: NonZeroUsize,
 
@@ -150,7 +150,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "N", value_parser = rate, requires = "p95")]
     pub(crate) rate: Option<f64>,
 
-    /// Duration of the last measurement; the first one takes a ninth of it
+    /// Duration of a measurement of the latency; it ends early where the target is missed
     #[arg(
         long,
         value_name = "TIME",

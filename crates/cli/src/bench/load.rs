@@ -48,6 +48,8 @@ pub(crate) struct Schedule {
     /// The duration.
     pub(crate) time: Duration,
     pub(crate) seed: u64,
+    /// Whether to end once more than one in twenty of all requests have missed the deadline.
+    pub(crate) ends_early: bool,
 }
 
 impl Schedule {
@@ -58,6 +60,7 @@ impl Schedule {
             constant,
             time,
             seed,
+            ..
         } = *self;
         let (mut random, mut at) = (Random::new(seed), 0.0);
         let next = move || {
@@ -107,11 +110,18 @@ pub(crate) async fn drive(
 ) -> Load {
     let room = Arc::new(Semaphore::new(MOST_OPEN));
     let (mut open, mut seen) = (JoinSet::new(), Seen::default());
+    let most_missed = match schedule.ends_early {
+        true => schedule.times().count() as u64 / 20,
+        false => u64::MAX,
+    };
     let start = Instant::now();
     for (number, at) in schedule.times().enumerate() {
         let due = start + at;
         while let Some(Ok((answer, took))) = open.try_join_next() {
             seen.count(answer, took);
+        }
+        if seen.missed(deadline) > most_missed {
+            break;
         }
         sleep_until(due).await;
         let (target, room) = (Arc::clone(&target), Arc::clone(&room));
@@ -123,25 +133,26 @@ pub(crate) async fn drive(
         });
         seen.sent += 1;
     }
-    while let Some(ended) = open.join_next().await {
+    while seen.missed(deadline) <= most_missed
+        && let Some(ended) = open.join_next().await
+    {
         match ended {
             Ok((answer, took)) => seen.count(answer, took),
             Err(error) => seen.count(Answer::Failed(error.to_string()), Duration::ZERO),
         }
     }
-    let within = seen.times.within(deadline);
     Load {
         rate: schedule.rate,
         seconds: schedule.time.as_secs_f64(),
         sent: seen.sent,
         ok: seen.times.count(),
         refused: seen.refused,
-        failed: seen.failures.values().sum(),
+        failed: seen.failed(),
         milliseconds: seen.times.spread(),
         percentiles: DRAWN
             .map(|percent| (percent, seen.times.percentile(percent)))
             .into(),
-        goodput: within as f64 / schedule.time.as_secs_f64(),
+        goodput: seen.times.within(deadline) as f64 / schedule.time.as_secs_f64(),
         deadline_milliseconds: 1e3 * deadline.as_secs_f64(),
         failures: seen.failures,
     }
@@ -156,6 +167,16 @@ struct Seen {
 }
 
 impl Seen {
+    fn failed(&self) -> u64 {
+        self.failures.values().sum()
+    }
+
+    /// Requests without a row within the deadline.
+    fn missed(&self, deadline: Duration) -> u64 {
+        let late = self.times.count() - self.times.within(deadline);
+        late + self.refused + self.failed()
+    }
+
     fn count(&mut self, answer: Answer, took: Duration) {
         match answer {
             Answer::Ok => self.times.add(took),
@@ -190,6 +211,7 @@ mod tests {
             constant,
             time: Duration::from_secs(seconds),
             seed: 1,
+            ends_early: false,
         }
     }
 
@@ -277,6 +299,28 @@ mod tests {
             "{:?}",
             load.milliseconds
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_where_the_deadline_is_missed() {
+        let drive_with = |deadline| {
+            let schedule = Schedule {
+                ends_early: true,
+                ..schedule(200.0, 20, true)
+            };
+            drive(
+                Arc::new(Stalls(tokio::sync::Mutex::new(0))),
+                1,
+                schedule,
+                deadline,
+            )
+        };
+        // Twice as many requests as are answered: soon all are late.
+        let load = drive_with(Duration::from_millis(100)).await;
+        assert!(load.sent < 1000, "{}", load.sent);
+        assert!(load.milliseconds.p95 > 100.0, "{:?}", load.milliseconds);
+        let load = drive_with(Duration::from_secs(60)).await;
+        assert_eq!((load.sent, load.ok), (4000, 4000));
     }
 
     struct Answers;

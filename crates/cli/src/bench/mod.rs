@@ -334,6 +334,7 @@ fn server(
                 constant: args.arrivals == crate::args::ArrivalArg::Constant,
                 time,
                 seed: args.seed.wrapping_add(number as u64),
+                ends_early: false,
             };
             // Warms up connections and caches.
             if !args.warm_up.is_zero() {

@@ -3,6 +3,7 @@
 mod search;
 mod show;
 mod space;
+mod surface;
 mod trials;
 
 use std::io::{self, Write};
@@ -106,6 +107,7 @@ pub(crate) fn run(args: &TuneArgs, config: Config, onnxruntime: Option<&Path>) -
         encoded: images,
         objective,
         tried: Vec::new(),
+        answered: Vec::new(),
         bar: ProgressBar::new_spinner(),
     };
     find(&space, &mut trials, &mut found)?;
@@ -165,8 +167,10 @@ fn find(space: &Space, trials: &mut Trials, found: &mut Found) -> Result<()> {
     // Fails early if nothing can run, and warms the file cache for the trials that follow.
     trials.measure(&found.default, 0.0)?;
     trials.tried.clear();
-    found.best = search(space, found.default, trials)?;
-    found.choice = choose(found.default, found.best, trials)?;
+    let all = space.all(found.default);
+    let best = search(&all, trials)?;
+    found.best = best.unwrap_or(found.default);
+    found.choice = choose(&all, best, trials)?;
     found.tried = std::mem::take(&mut trials.tried);
     found.spent = found.tried.iter().map(|tried| tried.share).sum();
     Ok(())

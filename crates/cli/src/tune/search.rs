@@ -1,36 +1,48 @@
-//! Successive halving: all settings of a group run with a small share of the budget, the best third of them
-//! with three times as much, and so on (Jamieson and Talwalkar, *Non-stochastic Best Arm Identification and
-//! Hyperparameter Optimization*, AISTATS 2016; the factor of three is from Li et al., *Hyperband*, JMLR 18, 2018). The
-//! groups are searched in turn, each around the best settings so far, until a round changes nothing.
+//! Bayesian optimisation: each trial is of the settings that may be the fastest, judging by all trials so far: those with
+//! the highest upper confidence bound (Srinivas, Krause, Kakade and Seeger, *Gaussian Process Optimization in the Bandit
+//! Setting*, ICML 2010). Settings that are both promising and unknown are thus tried before known ones, and those that
+//! remain promising are tried again.
 //!
 //! The best settings are compared with the defaults in pairs, in alternating order, so that other load on the
 //! machine affects both; a gain within the noise is rejected.
+
+use std::num::NonZeroUsize;
 
 use anyhow::Result;
 use serde::Serialize;
 use trommel_worker::Tuned;
 
-use super::space::{Group, Space};
+use super::surface::{Surface, Surfaces};
 
-/// One in this many settings stays in the race.
-const KEPT: usize = 3;
-/// Most rounds through the groups.
-const ROUNDS: usize = 2;
-/// Pairs of trials that compare the best settings with the defaults.
-const PAIRS: usize = 5;
-/// Student's t for a two-sided interval of 95 % with four degrees of freedom.
-const STUDENT_T: f64 = 2.776;
+/// Trials of a search are this many times the square root of the number of settings.
+const TRIALS: f64 = 2.5;
+/// The same after settings that miss the latency target.
+const MORE_TRIALS: usize = 2;
+/// Standard deviations by which settings may surpass what is expected of them.
+const HOPE: f64 = 2.0;
+/// Share of the budget of a trial of a search.
+const SHARE: f64 = 0.5;
+/// Numbers of pairs of trials after which the comparison with the defaults may end, and Student's t for the two-sided
+/// intervals of 95 and 99 %. Before the last pair the latter decides, as several looks find more by chance (Peto and
+/// others, *Design and Analysis of Randomized Clinical Trials*, British Journal of Cancer 34, 1976).
+const LOOKS: [(usize, f64, f64); 3] = [(5, 2.776, 4.604), (10, 2.262, 3.250), (15, 2.145, 2.977)];
 /// A smaller gain, as a share, is not worth a profile.
 const LEAST_GAIN: f64 = 0.01;
 
 /// Runs trials of settings.
 pub(super) trait Measure {
     /// The score of these settings, higher being better, in a trial with this share of the budget; `None` if
-    /// they do not run or miss the latency target.
+    /// they do not run.
     ///
     /// # Errors
     /// Those that no other settings would avoid.
     fn measure(&mut self, settings: &Tuned, share: f64) -> Result<Option<f64>>;
+
+    /// Whether these settings, which run, meet the latency target.
+    ///
+    /// # Errors
+    /// As [`Measure::measure`].
+    fn keeps(&mut self, settings: &Tuned) -> Result<bool>;
 }
 
 /// The outcome of a search.
@@ -57,81 +69,85 @@ pub(super) struct Gain {
     pub(super) high: f64,
 }
 
-/// The best settings found, starting from `start`.
+/// The best of these settings among those that meet the latency target; `None` if none does. The first are the defaults.
 ///
 /// # Errors
 /// As [`Measure::measure`].
-pub(super) fn search(space: &Space, start: Tuned, measure: &mut impl Measure) -> Result<Tuned> {
-    let mut best = start;
-    for _ in 0..ROUNDS {
-        let before = best;
-        for group in Group::ALL {
-            best = halve(space.around(&best, group), measure)?;
-        }
-        if best == before {
-            break;
-        }
-    }
-    Ok(best)
-}
-
-/// The best of `arms`. The first one stays to the end, and is the answer if none runs.
-fn halve(arms: Vec<Tuned>, measure: &mut impl Measure) -> Result<Tuned> {
-    let first = arms[0];
-    if arms.len() == 1 {
-        return Ok(first);
-    }
-    let mut left = arms;
-    for &share in shares(left.len()) {
-        let mut scored = Vec::new();
-        for settings in left {
-            if let Some(score) = measure.measure(&settings, share)? {
-                scored.push((settings, score));
+pub(super) fn search(all: &[Tuned], measure: &mut impl Measure) -> Result<Option<Tuned>> {
+    let mut surfaces = Surfaces::new(all);
+    let mut left: Vec<usize> = (0..all.len()).collect();
+    let mut trials = trials_of(all);
+    loop {
+        for _ in 0..trials {
+            let next = match most(&left, surfaces.likeliest(), HOPE) {
+                Some(next) if left.len() > 1 => next,
+                _ => break,
+            };
+            match measure.measure(&all[next], SHARE)? {
+                Some(score) => surfaces.add(next, SHARE, score),
+                // It is the model that does not fit into memory.
+                None => left.retain(|other| of_model(&all[*other]) != of_model(&all[next])),
             }
         }
-        scored.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let Some((best, _)) = scored.first().copied() else {
-            return Ok(first);
+        let Some(best) = most(&left, surfaces.likeliest(), -1.0) else {
+            return Ok(None);
         };
-        if share >= 1.0 {
-            return Ok(best);
+        if measure.keeps(&all[best])? {
+            return Ok(Some(all[best]));
         }
-        let kept = scored.len().div_ceil(KEPT);
-        let is_kept =
-            |(place, (settings, _)): &(usize, (Tuned, f64))| *place < kept || *settings == first;
-        let all = scored.into_iter().enumerate();
-        left = all
-            .filter(is_kept)
-            .map(|(_, (settings, _))| settings)
-            .collect();
-    }
-    Ok(left[0])
-}
-
-/// The shares of the budget for the successive rungs of this many settings.
-fn shares(arms: usize) -> &'static [f64] {
-    const ALL: [f64; 3] = [1.0 / 9.0, 1.0 / 3.0, 1.0];
-    match arms {
-        0..=KEPT => &ALL[2..],
-        4..=9 => &ALL[1..],
-        _ => &ALL,
+        left.retain(|other| *other != best);
+        trials = MORE_TRIALS;
     }
 }
 
-/// Compares the settings that were found with the defaults.
+/// Trials of a search among these settings, and most pairs of the comparison.
+fn trials_of(all: &[Tuned]) -> usize {
+    (TRIALS * (all.len() as f64).sqrt()).ceil() as usize
+}
+
+fn of_model(settings: &Tuned) -> [NonZeroUsize; 3] {
+    [
+        settings.max_batch,
+        settings.instances,
+        settings.intra_threads,
+    ]
+}
+
+/// Of these settings those of which most is expected, and this many standard deviations more.
+fn most(of: &[usize], surface: &Surface, deviations: f64) -> Option<usize> {
+    let expected = |arm: &usize| {
+        let (mean, deviation) = surface.at(*arm);
+        mean + deviations * deviation
+    };
+    let by = |a: &usize, b: &usize| expected(a).total_cmp(&expected(b)).then(b.cmp(a));
+    of.iter().copied().max_by(by)
+}
+
+/// Compares the settings that were found with the first ones, the defaults.
 ///
 /// # Errors
 /// As [`Measure::measure`].
-pub(super) fn choose(default: Tuned, found: Tuned, measure: &mut impl Measure) -> Result<Choice> {
-    if default == found {
-        return Ok(match measure.measure(&default, 1.0)? {
-            Some(_) => Choice::DefaultsAreBest,
-            None => Choice::Nothing,
+pub(super) fn choose(
+    all: &[Tuned],
+    found: Option<Tuned>,
+    measure: &mut impl Measure,
+) -> Result<Choice> {
+    let default = all[0];
+    let Some(found) = found.filter(|found| *found != default) else {
+        return Ok(match (found, measure.measure(&default, 1.0)?) {
+            (Some(_), Some(_)) => Choice::DefaultsAreBest,
+            _ => Choice::Nothing,
         });
+    };
+    if !measure.keeps(&default)? {
+        for settings in [default, found] {
+            measure.measure(&settings, 1.0)?;
+        }
+        return Ok(Choice::OnlyThese);
     }
-    let (mut gains, mut of_default, mut of_found) = (Vec::new(), 0, 0);
-    for pair in 0..PAIRS {
-        let (ours, theirs) = match pair % 2 {
+    let mut gains = Vec::new();
+    loop {
+        let (ours, theirs) = match gains.len() % 2 {
             0 => {
                 let theirs = measure.measure(&default, 1.0)?;
                 (measure.measure(&found, 1.0)?, theirs)
@@ -141,32 +157,41 @@ pub(super) fn choose(default: Tuned, found: Tuned, measure: &mut impl Measure) -
                 measure.measure(&default, 1.0)?,
             ),
         };
-        of_default += usize::from(theirs.is_some());
-        of_found += usize::from(ours.is_some());
-        gains.extend(ours.zip(theirs).map(|(ours, theirs)| (ours / theirs).ln()));
+        match (ours, theirs) {
+            (Some(ours), Some(theirs)) => gains.push((ours / theirs).ln()),
+            (Some(_), None) => return Ok(Choice::OnlyThese),
+            (None, _) => return Ok(Choice::DefaultsAreBest),
+        }
+        if let Some(choice) = judge(&gains, trials_of(all)) {
+            return Ok(choice);
+        }
     }
-    Ok(match (of_default, of_found) {
-        (PAIRS, PAIRS) => judge(&gains),
-        (PAIRS, _) => Choice::DefaultsAreBest,
-        (_, PAIRS) => Choice::OnlyThese,
-        _ => Choice::Nothing,
-    })
 }
 
-/// Whether the gain is above the noise, given the logarithms of the ratios within pairs.
-fn judge(gains: &[f64]) -> Choice {
+/// Whether the gain is above the noise, given the logarithms of the ratios within pairs; `None` while more pairs
+/// may decide it, of which there are at most this many.
+fn judge(gains: &[f64], most: usize) -> Option<Choice> {
+    let look = LOOKS.iter().position(|look| look.0 == gains.len())?;
+    let (_, student_t, early) = LOOKS[look];
+    let is_last = LOOKS.get(look + 1).is_none_or(|next| next.0 > most);
     let count = gains.len() as f64;
     let mean = gains.iter().sum::<f64>() / count;
     let squares: f64 = gains.iter().map(|gain| (gain - mean).powi(2)).sum();
-    let half = STUDENT_T * (squares / (count - 1.0) / count).sqrt();
+    let deviation = (squares / (count - 1.0) / count).sqrt();
     let gain = Gain {
         mean: mean.exp_m1(),
-        low: (mean - half).exp_m1(),
-        high: (mean + half).exp_m1(),
+        low: (mean - student_t * deviation).exp_m1(),
+        high: (mean + student_t * deviation).exp_m1(),
     };
-    match gain.low > 0.0 && gain.mean >= LEAST_GAIN {
-        true => Choice::Better(gain),
-        false => Choice::InsideTheNoise(gain),
+    let deciding = match is_last {
+        true => student_t,
+        false => early,
+    };
+    let half = deciding * deviation;
+    match (mean > half, gain.mean >= LEAST_GAIN) {
+        (true, true) => Some(Choice::Better(gain)),
+        _ if is_last || (mean + half).exp_m1() < LEAST_GAIN => Some(Choice::InsideTheNoise(gain)),
+        _ => None,
     }
 }
 

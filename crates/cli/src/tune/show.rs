@@ -114,11 +114,14 @@ impl Found {
         )
     }
 
-    /// Throughput over cost for all full-length trials; the line joins those that no other trial beats in
-    /// both.
+    /// Throughput over cost for all trials, with a latency target for those whose latency was measured; the line
+    /// joins those that no other trial beats in both.
     fn frontier(&self) -> String {
-        let whole = self.tried.iter().filter(|tried| tried.share >= 1.0);
-        let points: Vec<_> = whole
+        let has_latency = |tried: &Tried| tried.p95_milliseconds.is_some();
+        let of_requests = self.tried.iter().any(has_latency);
+        let shown = self.tried.iter();
+        let shown = shown.filter(|tried| has_latency(tried) || !of_requests);
+        let points: Vec<_> = shown
             .map(|tried| (taken(tried), tried.images_per_second))
             .collect();
         let of = |settings| {
@@ -131,10 +134,10 @@ impl Found {
             scattered: true,
         };
         let first = self.tried.first();
-        let unit = match first.map(|tried| (tried.cost_of_a_million, tried.p95_milliseconds)) {
-            Some((Some(_), _)) => "cost per million images",
-            Some((None, Some(_))) => "p95 in ms",
-            _ => "threads",
+        let unit = match first.and_then(|tried| tried.cost_of_a_million) {
+            Some(_) => "cost per million images",
+            None if of_requests => "p95 in ms",
+            None => "threads",
         };
         let all = [
             Curve {

@@ -26,20 +26,6 @@ pub(super) struct Space {
     pub(super) waits: Vec<Duration>,
 }
 
-/// Settings that are varied together.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Group {
-    /// Batch, sessions and their threads.
-    Model,
-    /// Preprocess threads, and images in flight.
-    Prepare,
-    Wait,
-}
-
-impl Group {
-    pub(super) const ALL: [Self; 3] = [Self::Model, Self::Prepare, Self::Wait];
-}
-
 impl Space {
     /// The search space on this many cores. Configured settings stay fixed, and so does the batch of a model
     /// that accepts only one size (`fixed`). For requests the wait and the images in flight are not searched:
@@ -89,41 +75,26 @@ impl Space {
         self.batches.len() * self.sessions.len() * self.prepare.len() * self.waits.len()
     }
 
-    /// `base`, followed by all settings that differ from it in this group only.
-    pub(super) fn around(&self, base: &Tuned, group: Group) -> Vec<Tuned> {
-        let others: Vec<Tuned> = match group {
-            Group::Model => {
-                let of = |batch: &usize| {
-                    let max_batch = number(*batch);
-                    let sessions = self.sessions.iter();
-                    let of = move |(instances, intra): &(usize, usize)| Tuned {
-                        max_batch,
+    /// `base`, followed by all other settings of the grid.
+    pub(super) fn all(&self, base: Tuned) -> Vec<Tuned> {
+        let mut all = Vec::with_capacity(1 + self.size());
+        for max_batch in &self.batches {
+            for (instances, intra_threads) in &self.sessions {
+                for (preprocess_threads, max_in_flight) in &self.prepare {
+                    all.extend(self.waits.iter().map(|max_wait| Tuned {
+                        max_batch: number(*max_batch),
+                        max_wait: *max_wait,
                         instances: number(*instances),
-                        intra_threads: number(*intra),
-                        ..*base
-                    };
-                    sessions.map(of).collect::<Vec<_>>()
-                };
-                self.batches.iter().flat_map(of).collect()
+                        intra_threads: number(*intra_threads),
+                        preprocess_threads: number(*preprocess_threads),
+                        max_in_flight: number(*max_in_flight),
+                    }));
+                }
             }
-            Group::Prepare => {
-                let of = |(threads, held): &(usize, usize)| Tuned {
-                    preprocess_threads: number(*threads),
-                    max_in_flight: number(*held),
-                    ..*base
-                };
-                self.prepare.iter().map(of).collect()
-            }
-            Group::Wait => {
-                let of = |wait: &Duration| Tuned {
-                    max_wait: *wait,
-                    ..*base
-                };
-                self.waits.iter().map(of).collect()
-            }
-        };
-        let others = others.into_iter().filter(|other| other != base);
-        std::iter::once(*base).chain(others).collect()
+        }
+        all.retain(|other| *other != base);
+        all.insert(0, base);
+        all
     }
 }
 
@@ -185,9 +156,9 @@ mod tests {
         assert_eq!((none.size(), none.batches), (1, vec![3]));
         let base = Tuned::of(&config, NonZeroUsize::MIN);
         let space = Space::new(&Config::default(), Device::Cpu, 2, None, false);
-        let around = space.around(&base, Group::Model);
-        assert_eq!(around.len(), 1 + 5 * 2, "the base is not in the space");
-        assert_eq!(around[0], base);
-        assert!(around.iter().all(|one| one.max_wait == base.max_wait));
+        let all = space.all(base);
+        assert_eq!(all.len(), 1 + space.size(), "the base is not in the space");
+        assert_eq!(all[0], base);
+        assert_eq!(space.all(all[7]).len(), space.size());
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Objective {
 pub(super) struct Requests {
     pub(super) p95: Duration,
     pub(super) rate: f64,
-    /// Duration of a full-length trial.
+    /// Duration of a measurement.
     pub(super) time: Duration,
     pub(super) seed: u64,
 }
@@ -56,8 +56,15 @@ pub(super) struct Tried {
     /// At the user's prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cost_of_a_million: Option<f64>,
-    /// Whether all requests were answered and the latency target was met; true without a target.
+    /// Whether all requests were answered and the latency target was met; true where it was not measured.
     pub(super) keeps: bool,
+}
+
+/// How requests were answered.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Answered {
+    p95_milliseconds: f64,
+    keeps: bool,
 }
 
 /// Runs trials.
@@ -74,6 +81,7 @@ pub(super) struct Trials<'a> {
     pub(super) encoded: Arc<[Bytes]>,
     pub(super) objective: Objective,
     pub(super) tried: Vec<Tried>,
+    pub(super) answered: Vec<(Tuned, Answered)>,
     /// Shows the current trial on a terminal.
     pub(super) bar: ProgressBar,
 }
@@ -89,21 +97,42 @@ impl Measure for Trials<'_> {
             counted(settings.preprocess_threads.get(), "preprocess thread")
         ));
         self.bar.tick();
-        let tried = match self.run(settings, share) {
-            Ok(tried) => tried,
-            Err(error) if does_not_fit(&error) => {
-                tracing::info!("skipping {settings:?}: {error:#}");
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
+        let Some(tried) = if_it_fits(settings, self.run(settings, share))? else {
+            return Ok(None);
         };
         tracing::info!(?tried, "tried");
         self.tried.push(tried);
-        let score = match tried.cost_of_a_million {
+        Ok(Some(match tried.cost_of_a_million {
             Some(cost) => 1.0 / cost.max(f64::MIN_POSITIVE),
             None => tried.images_per_second,
+        }))
+    }
+
+    fn keeps(&mut self, settings: &Tuned) -> Result<bool> {
+        let Some(requests) = self.objective.requests else {
+            return Ok(true);
         };
-        Ok(tried.keeps.then_some(score))
+        if let Some((_, answered)) = self.answered.iter().find(|(of, _)| of == settings) {
+            return Ok(answered.keeps);
+        }
+        self.bar.set_message("requests");
+        let answered = if_it_fits(settings, self.answer(settings, requests))?;
+        let answered = answered.unwrap_or_default();
+        tracing::info!(?settings, ?answered, "answered requests");
+        self.answered.push((*settings, answered));
+        let same = self
+            .tried
+            .iter_mut()
+            .filter(|tried| tried.settings == *settings);
+        same.for_each(|tried| answered.fill_in(tried));
+        Ok(answered.keeps)
+    }
+}
+
+impl Answered {
+    fn fill_in(&self, tried: &mut Tried) {
+        tried.p95_milliseconds = Some(self.p95_milliseconds);
+        tried.keeps = self.keeps;
     }
 }
 
@@ -134,10 +163,8 @@ impl Trials<'_> {
             cost_of_a_million: (!prices.is_empty()).then(|| cost(prices, &usage)),
             keeps: true,
         };
-        if let Some(requests) = self.objective.requests {
-            let (p95, all) = self.answer(&config, requests, share)?;
-            tried.p95_milliseconds = Some(p95);
-            tried.keeps = all && p95 <= 1e3 * requests.p95.as_secs_f64();
+        if let Some((_, answered)) = self.answered.iter().find(|(of, _)| of == settings) {
+            answered.fill_in(&mut tried);
         }
         Ok(tried)
     }
@@ -146,10 +173,11 @@ impl Trials<'_> {
         model::open(&self.dir, config, &self.rows, self.onnxruntime.as_deref())
     }
 
-    /// Answers requests at the target rate as `trommel serve` would, without the network. Returns the 95th
-    /// percentile in milliseconds, and whether all were answered.
-    fn answer(&self, config: &Config, requests: Requests, share: f64) -> Result<(f64, bool)> {
-        let opened = self.open(config)?;
+    /// Answers requests at the target rate as `trommel serve` would, without the network.
+    fn answer(&self, settings: &Tuned, requests: Requests) -> Result<Answered> {
+        let mut config = self.config.clone();
+        settings.set(&mut config);
+        let opened = self.open(&config)?;
         let options = EngineOptions {
             live: config.serve.live_options(),
             ..engine_options(&opened.model, &config.infer)?
@@ -162,7 +190,7 @@ impl Trials<'_> {
         };
         let count = self.encoded.len();
         let load = self.runtime.block_on(async {
-            let answers = Answers::start(vec![model], &self.rows, config)?;
+            let answers = Answers::start(vec![model], &self.rows, &config)?;
             let target = Arc::new(Here {
                 answers,
                 name,
@@ -172,13 +200,18 @@ impl Trials<'_> {
             let schedule = Schedule {
                 rate: requests.rate,
                 constant: false,
-                time: requests.time.mul_f64(share),
+                time: requests.time,
                 seed: requests.seed,
+                ends_early: true,
             };
             Ok::<_, anyhow::Error>(drive(target, count, schedule, requests.p95).await)
         })?;
         let all = load.ok > 0 && load.refused == 0 && load.failed == 0;
-        Ok((load.milliseconds.p95, all))
+        let p95 = load.milliseconds.p95;
+        Ok(Answered {
+            p95_milliseconds: p95,
+            keeps: all && p95 <= 1e3 * requests.p95.as_secs_f64(),
+        })
     }
 }
 
@@ -190,15 +223,21 @@ fn images(settings: &Tuned, wanted: f64) -> u64 {
         .max(LEAST_BATCHES * at_once)
 }
 
-/// Whether other settings may run although these did not.
-fn does_not_fit(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<InferError>();
-    error.is_some_and(|error| {
-        matches!(
+/// What these settings gave; `None` if they do not run, but others may.
+fn if_it_fits<T>(settings: &Tuned, result: Result<T>) -> Result<Option<T>> {
+    let fits = |error: &InferError| {
+        !matches!(
             error.kind(),
             InferErrorKind::Settings | InferErrorKind::OutOfMemory
         )
-    })
+    };
+    match result {
+        Err(error) if !error.downcast_ref().is_none_or(fits) => {
+            tracing::info!("skipping {settings:?}: {error:#}");
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
 }
 
 /// The model of this process, called without a network.
