@@ -15,7 +15,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MADE = pathlib.Path(os.environ["BENCH"])
-IMAGES, ROUNDS = int(os.environ.get("IMAGES", 256)), int(os.environ.get("ROUNDS", 7))
+IMAGES, ROUNDS = int(os.environ.get("IMAGES", 256)), int(os.environ.get("ROUNDS", 21))
 CORES = [int(core) for core in os.environ.get("CORES", "0,1").split(",")]
 # A model, its images, the objective, and how many times as many images a trial has.
 CASES = {

@@ -2,7 +2,7 @@
 # trommel tune next to a full grid of the settings that it searches, on two cores: the most throughput with the
 # digits and with a model of depthwise convolutions, and with p95 within a time at a rate. A trial of the grid is as long
 # as the longest of tune. What both have found is measured again in turns. TROMMEL is the binary (unless set,
-# a release build of now), IMAGES of a trial 256, ROUNDS of the comparison 7, CASES some of digits, depthwise, requests.
+# a release build of now), IMAGES of a trial 256, ROUNDS of the comparison 21, CASES some of digits, depthwise, requests.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"
 
