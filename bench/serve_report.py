@@ -2,7 +2,8 @@
 
 FOLDER holds what was measured, a file each: saturated.json, bare.json, bulk.json, TIMES-ROUND.json of
 bench/serve_load.py at so many times saturation, bench-TIMES-ROUND.json of `trommel bench` before it, and
-hey-KIND.csv next to ours-KIND.json for the same load by two generators. Medians over rounds.
+hey-KIND.csv next to ours-KIND.json for the same load by two generators; echo.json and echo-paused.json of
+bench/serve_echo.py. Medians over rounds.
 """
 
 import csv
@@ -52,6 +53,8 @@ def main():
         ),
     ]:
         print("| {} | {:.1f} | {} | {:.2f} | {} |".format(*line))
+    echo, echo_paused = (read(name)["p50_ms"] for name in ("echo", "echo-paused"))
+    print(f"\nA server that answers at once takes the same client {echo_paused:.1f} ms at 0.02 of saturation, and {echo:.1f} ms without a pause.")
     print("\n| times saturation | answers/s | refused | p50, ms | p95, ms | p99, ms | sent late, p95, ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for times in ("0.02", "0.5", "0.9", "0.95", "3"):

@@ -69,6 +69,14 @@ for clients in 1 16; do
 done
 kill $server
 wait $server || true
+# What no server can avoid: the same client around one that does nothing.
+"${on_server[@]}" python3 bench/serve_echo.py "$port" &
+server=$!
+until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do sleep 0.1; done
+load --rate "$(product "$saturated" 0.02)" >"$run/echo-paused.json"
+load --clients 1 --files 1 >"$run/echo.json"
+kill $server
+wait $server || true
 python3 bench/serve_report.py "$run"
 
 # Both duties: a job that saturates the machine, and requests at a tenth of what it can answer.
