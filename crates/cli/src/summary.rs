@@ -1,7 +1,9 @@
+mod stages;
+
 use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use indicatif::HumanCount;
@@ -10,12 +12,15 @@ use trommel_infer::{Engine, EngineStats, PromptStats};
 use trommel_sink::{FailureSummary, JobRecord, Output, Summary};
 use trommel_source::Source;
 use trommel_types::Forecast;
-use trommel_worker::{EmbeddedJob, Percentiles, Progress, Task, TimeCounts};
+use trommel_worker::{EmbeddedJob, Percentiles, Progress};
 
 use crate::forecast::{Compared, Spending, money};
 
 use crate::cascade::CascadeReport;
 use crate::lines::{counted, with_head};
+
+pub(crate) use self::stages::busiest;
+use self::stages::{Stage, bottleneck, stages, write_stages};
 
 /// Information about this run of a job, during and after it.
 pub(crate) struct Run {
@@ -34,11 +39,6 @@ pub(crate) struct Run {
     pub(crate) forecast: Option<Forecast>,
     /// For a cascade: its thresholds and statistics.
     pub(crate) cascade: Option<CascadeReport>,
-}
-
-/// The bottleneck of a run so far.
-pub(crate) fn busiest(run: &Run) -> &'static str {
-    bottleneck(&stages(run, run.started.elapsed()))
 }
 
 impl Run {
@@ -157,23 +157,6 @@ struct RunReport {
     cascade: Option<CascadeReport>,
 }
 
-/// Times by stage.
-#[derive(Debug, Serialize)]
-struct Stage {
-    name: &'static str,
-    /// Seconds summed over its threads.
-    thread_seconds: f64,
-    /// Share of the time of all stages, 0 to 1.
-    share: f64,
-    /// Most in parallel.
-    threads: usize,
-    /// Busy share of these threads, 0 to 1.
-    busy: f64,
-    /// Per image, from arrival to departure; for commit, per part.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    milliseconds: Option<Percentiles>,
-}
-
 impl ModelReport {
     /// Rows that an earlier run finished.
     pub(crate) fn complete(summary: Summary, output: &Output) -> Self {
@@ -283,60 +266,6 @@ impl Rows {
             Self::Several { models } => models,
         }
     }
-}
-
-fn stages(run: &Run, wall: Duration) -> Vec<Stage> {
-    let prepare = run.preprocess_threads;
-    let engines = run.engines.iter().map(|engine| engine.stats());
-    let (compute, instances) = engines.fold((Duration::ZERO, 0), |(time, count), engine| {
-        (time + engine.compute, count + engine.instances)
-    });
-    let rows = [
-        ("fetch", run.progress.time(Task::Fetch), run.reads),
-        ("decode", run.progress.time(Task::Decode), prepare),
-        ("resize", run.progress.time(Task::Resize), prepare),
-        ("infer", compute, instances),
-        ("commit", run.progress.time(Task::Commit), 1),
-    ];
-    let times = run.progress.times();
-    let total: Duration = rows.iter().map(|(_, time, _)| *time).sum();
-    rows.map(|(name, time, threads)| Stage {
-        name,
-        thread_seconds: time.as_secs_f64(),
-        share: time.as_secs_f64() / total.as_secs_f64().max(1e-9),
-        threads,
-        busy: time.as_secs_f64() / (wall.as_secs_f64() * threads.max(1) as f64).max(1e-9),
-        milliseconds: times.get(name).and_then(TimeCounts::percentiles),
-    })
-    .into()
-}
-
-/// The same threads decode and resize.
-const PREPARING: [&str; 2] = ["decode", "resize"];
-
-/// Busy share of this stage's threads, 0 to 1.
-fn load(stages: &[Stage], stage: &Stage) -> f64 {
-    let same = |other: &&Stage| {
-        other.name == stage.name
-            || [other, stage]
-                .iter()
-                .all(|one| PREPARING.contains(&one.name))
-    };
-    stages.iter().filter(same).map(|stage| stage.busy).sum()
-}
-
-/// Below this load no stage is the bottleneck: startup or listing took the time.
-const IDLE: f64 = 0.25;
-
-/// The bottleneck: among the stages with the busiest threads, the longest.
-fn bottleneck(stages: &[Stage]) -> &'static str {
-    let busiest = stages.iter().max_by(|a, b| {
-        let loads = load(stages, a).total_cmp(&load(stages, b));
-        loads.then(a.busy.total_cmp(&b.busy))
-    });
-    busiest
-        .filter(|stage| load(stages, stage) >= IDLE)
-        .map_or("none", |stage| stage.name)
 }
 
 impl fmt::Display for Report {
@@ -479,25 +408,6 @@ impl ModelReport {
     }
 }
 
-/// One line per stage: how busy its threads were, and percentiles of its times, if any.
-fn write_stages(f: &mut impl fmt::Write, stages: &[Stage]) -> fmt::Result {
-    writeln!(f, "  stage    busy     p50 ms    p95 ms    p99 ms")?;
-    for Stage {
-        name,
-        busy,
-        milliseconds,
-        ..
-    } in stages
-    {
-        write!(f, "  {name:<7} {:>3.0} %", 100.0 * busy)?;
-        if let Some(Percentiles { p50, p95, p99, .. }) = milliseconds {
-            write!(f, "  {p50:>9.2} {p95:>9.2} {p99:>9.2}")?;
-        }
-        writeln!(f)?;
-    }
-    Ok(())
-}
-
 /// The usual percentiles, in milliseconds.
 pub(crate) fn three(times: &Percentiles) -> String {
     let Percentiles { p50, p95, p99, .. } = times;
@@ -556,51 +466,4 @@ pub(crate) fn print_failures(run: &Run, out: &mut impl Write) -> Result<()> {
         write_failure(&mut text, &kind, &failure)?;
     }
     Ok(out.write_all(text.as_bytes())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn stage(name: &'static str, thread_seconds: f64, threads: usize) -> Stage {
-        Stage {
-            name,
-            thread_seconds,
-            share: 0.0,
-            threads,
-            busy: thread_seconds / threads as f64 / 10.0,
-            milliseconds: None,
-        }
-    }
-
-    /// N40: many concurrent reads add up to more thread-seconds than the stage that they wait for.
-    #[test]
-    fn the_bottleneck_is_what_is_busiest_not_what_adds_up_to_most() {
-        let stages = [
-            stage("fetch", 30.0, 32),
-            stage("decode", 8.0, 4),
-            stage("resize", 4.0, 4),
-            stage("infer", 19.0, 2),
-            stage("commit", 1.0, 1),
-        ];
-        assert_eq!(bottleneck(&stages), "infer");
-    }
-
-    #[test]
-    fn a_run_that_is_over_at_once_has_no_bottleneck() {
-        let stages = [stage("fetch", 0.1, 8), stage("commit", 0.4, 1)];
-        assert_eq!(bottleneck(&stages), "none");
-    }
-
-    #[test]
-    fn decoding_and_resizing_share_their_threads() {
-        let stages = [
-            stage("fetch", 1.0, 8),
-            stage("decode", 20.0, 4),
-            stage("resize", 19.0, 4),
-            stage("infer", 12.0, 2),
-        ];
-        assert_eq!(bottleneck(&stages), "decode");
-        assert!(load(&stages, &stages[1]) > 0.97);
-    }
 }
