@@ -82,7 +82,7 @@ impl Device {
     /// Parses `cpu`, `cuda:N` or `tensorrt:N`; `cuda` means `cuda:0`, likewise `tensorrt`.
     ///
     /// # Errors
-    /// If `text` is none of these. [`Model::open`](crate::Model::open) checks whether the device
+    /// If `text` names no such device. [`Model::open`](crate::Model::open) checks whether the device
     /// exists.
     pub fn parse(text: &str) -> Result<Self, InferError> {
         let (name, number) = text

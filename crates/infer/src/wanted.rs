@@ -123,7 +123,7 @@ impl Wanted {
     }
 
     /// The threshold of each of these labels, for a model whose folder has thresholds `of_folder`;
-    /// `None` if there are none.
+    /// `None` without thresholds.
     ///
     /// # Errors
     /// Names a label that the model lacks, or a threshold that is not a score.

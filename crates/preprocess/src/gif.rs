@@ -80,7 +80,7 @@ fn first_frame(bytes: &[u8]) -> Option<FirstFrame> {
     })
 }
 
-/// The colour table announced by `flags` at `at`, empty if there is none, and its end.
+/// The colour table that `flags` announce at `at`, or an empty slice, and its end.
 fn color_table(bytes: &[u8], flags: u8, at: usize) -> Option<(&[u8], usize)> {
     let length = if flags & 0x80 == 0 {
         0

@@ -44,7 +44,7 @@ impl CloudPrefix {
     /// The uris of all objects that match a pattern, regardless of suffix.
     ///
     /// # Errors
-    /// If there are none, or they cannot be listed.
+    /// If nothing is found, or the listing fails.
     pub(super) fn matches(
         place: &CloudLocation,
         stores: &Stores,

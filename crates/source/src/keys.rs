@@ -121,7 +121,7 @@ pub(super) fn open<L: Listing + 'static>(
 /// The uris of all objects that match a pattern, regardless of suffix.
 ///
 /// # Errors
-/// If there are none, or they cannot be listed.
+/// If nothing is found, or the listing fails.
 pub(super) fn matches<L: Listing>(
     spec: &str,
     key: &str,

@@ -259,7 +259,7 @@ impl Manifest {
     /// The position of the uri column.
     ///
     /// # Errors
-    /// If there is none, or two columns have the same name.
+    /// If it is missing, or two columns have the same name.
     pub(super) fn uri_column(
         &self,
         names: &[&str],

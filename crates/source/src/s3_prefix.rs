@@ -55,7 +55,7 @@ impl S3Prefix {
     /// The uris of all objects that match a pattern, regardless of suffix.
     ///
     /// # Errors
-    /// If there are none, or they cannot be listed.
+    /// If nothing is found, or the listing fails.
     pub(super) fn matches(spec: &str, stores: &Stores) -> Result<Vec<String>, StorageError> {
         let prefix = Self::prefix(spec)?;
         keys::matches(spec, &prefix.key, |keys| Self::new(stores, &prefix, keys))

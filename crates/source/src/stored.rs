@@ -55,7 +55,7 @@ impl fmt::Display for Stored {
 }
 
 impl Stored {
-    /// The object at a uri; `None` if there is none. Blocking.
+    /// The object at a uri, if one exists. Blocking.
     ///
     /// # Errors
     /// If it is not the uri of a store, or the store cannot be reached or has no byte ranges.

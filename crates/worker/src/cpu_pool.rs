@@ -85,7 +85,7 @@ impl<S: Send + 'static> CpuPool<S> {
     }
 
     /// Starts additional threads that only take live work, so that it never waits for other work to
-    /// end. They cost nothing while there is none.
+    /// end. They cost nothing without such work.
     pub(crate) fn reserve(&self, threads: usize) -> Result<(), WorkerError> {
         let post = Post {
             core: None,

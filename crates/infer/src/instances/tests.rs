@@ -503,7 +503,7 @@ async fn a_size_that_proves_faster_is_gone_over_to() {
     let options = options(1, 1, Duration::ZERO);
     let instances = Instances::start("test", options, Some((learning, 4)), make).unwrap();
     assert_eq!(room(&instances).available_permits(), 8);
-    // The time of an image is told, not taken: half of it in batches of double the size.
+    // Times are reported instead of measured: an image takes half as long in batches of double the size.
     for _ in 0..200 {
         let size = instances.stats().max_batch;
         let tried = instances.shared().largest().min(2 * size);

@@ -30,7 +30,7 @@ pub struct Held {
 }
 
 impl Broker {
-    /// The first message from a sequence on whose subject matches; `None` if there is none.
+    /// The first message from a sequence on whose subject matches, if one exists.
     ///
     /// # Errors
     /// If the broker cannot be reached.

@@ -190,7 +190,7 @@ const OLD: &str = "00000000";
 const STOPPED: &str = "11111111";
 const LATER: &str = "22222222";
 
-/// Runs `meanwhile` before each request of an opening in turn, until there is none left to stop at.
+/// Runs `meanwhile` before each request of an opening in turn, until no request is left.
 async fn at_each_request(meanwhile: Meanwhile, check: impl AsyncFn(usize, Destination)) {
     for at in 0.. {
         let folder = tempfile::tempdir().unwrap();

@@ -291,7 +291,7 @@ fn rows_of_another_shape_are_not_added() {
         assert!(error.to_string().contains(word), "{error}");
         assert!(!path.join("retry-0001").exists());
     }
-    // One that only lists something else is told of the flag.
+    // One that only lists something else gets an error that names the flag.
     let other = JobRecord {
         source: "folder more".to_owned(),
         ..job()

@@ -95,7 +95,7 @@ impl MotoServer {
     /// The bytes of an object.
     ///
     /// # Panics
-    /// When there is none.
+    /// If it is missing.
     pub fn get(&self, bucket: &str, key: &str) -> Vec<u8> {
         self.request("GET", &format!("{bucket}/{key}"), b"")
     }

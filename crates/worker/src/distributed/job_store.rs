@@ -191,7 +191,7 @@ impl JobStore {
         Ok(self.progress_at(id).await?.0)
     }
 
-    /// The checkpoint and its revision, 0 if there is none yet.
+    /// The checkpoint and its revision, 0 before the first one.
     pub(crate) async fn progress_at(&self, id: &str) -> Result<(JobProgress, u64), WorkerError> {
         Ok(self.read(&key::progress(id)).await?.unwrap_or_default())
     }
@@ -244,7 +244,7 @@ impl JobStore {
         self.read(&key::output(output)).await
     }
 
-    /// Records who has an output, if its record is still at `revision` (0: there is none).
+    /// Records who has an output, if its record is still at `revision` (0: no record yet).
     pub(crate) async fn set_holder(
         &self,
         output: &str,

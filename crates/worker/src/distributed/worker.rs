@@ -546,7 +546,7 @@ fn work(roles: &[Role], config: &WorkerConfig, engines: Option<&ModelEngines>) -
     roles.iter().map(of).collect()
 }
 
-/// The end of the next role; pending while there is none.
+/// The end of the next role; pending while no role runs.
 async fn next(roles: &mut JoinSet<Result<(), WorkerError>>) -> Result<(), WorkerError> {
     match roles.join_next().await {
         Some(joined) => joined.unwrap_or(Err(WorkerError::Panicked { what: "a role" })),
