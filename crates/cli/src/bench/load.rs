@@ -7,11 +7,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{io, thread};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{Receiver, channel};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::measures::Spread;
 use super::spread::Times;
@@ -19,6 +21,13 @@ use crate::plan::Random;
 
 /// Most open requests; further ones are sent late, and counted from when they were due.
 const MOST_OPEN: usize = 8192;
+
+/// Parts of a load in time, for the uncertainty of its percentiles.
+const PARTS: usize = 10;
+/// The 97.5th percentile of Student's distribution with a degree of freedom less than that.
+const STUDENT: f64 = 2.262;
+/// Fewest answers of a part for a p95 of its own.
+const LEAST_OF_PART: u64 = 40;
 
 /// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +96,8 @@ pub(crate) struct Load {
     pub(crate) failed: u64,
     /// Latencies of rows, from when each request was due.
     pub(crate) milliseconds: Spread,
+    /// Half of the 95 % confidence interval of their p95, if there are enough of them.
+    pub(crate) p95_uncertainty: Option<f64>,
     /// The same as percentiles, for plots.
     pub(crate) percentiles: Vec<(f64, f64)>,
     /// Rows per second within the deadline.
@@ -102,7 +113,42 @@ const DRAWN: [f64; 14] = [
 ];
 
 /// Sends requests as scheduled and waits for all answers.
+///
+/// # Errors
+/// If no thread can be started that keeps the time.
 pub(crate) async fn drive(
+    target: Arc<dyn Target>,
+    images: usize,
+    schedule: Schedule,
+    deadline: Duration,
+) -> io::Result<Load> {
+    let due = clock(schedule.times())?;
+    Ok(drive_by(due, target, images, schedule, deadline).await)
+}
+
+/// Sends each moment from now when it has come. On a thread, because the runtime's timers are
+/// late by up to a millisecond, which would count as the server's.
+fn clock(times: impl Iterator<Item = Duration> + Send + 'static) -> io::Result<Receiver<Instant>> {
+    let (sender, receiver) = channel(MOST_OPEN);
+    let start = Instant::now();
+    let ticks = move || {
+        for at in times {
+            let due = start + at;
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            if sender.blocking_send(due).is_err() {
+                return; // the load has ended early
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("load-clock".to_owned())
+        .spawn(ticks)?;
+    Ok(receiver)
+}
+
+/// Sends a request at each moment that `due` gives.
+async fn drive_by(
+    mut due: Receiver<Instant>,
     target: Arc<dyn Target>,
     images: usize,
     schedule: Schedule,
@@ -110,26 +156,25 @@ pub(crate) async fn drive(
 ) -> Load {
     let room = Arc::new(Semaphore::new(MOST_OPEN));
     let (mut open, mut seen) = (JoinSet::new(), Seen::default());
+    let total = schedule.times().count();
     let most_missed = match schedule.ends_early {
-        true => schedule.times().count() as u64 / 20,
+        true => total as u64 / 20,
         false => u64::MAX,
     };
-    let start = Instant::now();
-    for (number, at) in schedule.times().enumerate() {
-        let due = start + at;
-        while let Some(Ok((answer, took))) = open.try_join_next() {
-            seen.count(answer, took);
+    while let Some(due) = due.recv().await {
+        while let Some(Ok((answer, took, part))) = open.try_join_next() {
+            seen.count(answer, took, part);
         }
         if seen.missed(deadline) > most_missed {
             break;
         }
-        sleep_until(due).await;
         let (target, room) = (Arc::clone(&target), Arc::clone(&room));
-        let image = number % images.max(1);
+        let number = seen.sent as usize;
+        let (image, part) = (number % images.max(1), number * PARTS / total);
         open.spawn(async move {
             let _room = room.acquire().await;
             let answer = target.ask(image).await;
-            (answer, due.elapsed())
+            (answer, due.elapsed(), part)
         });
         seen.sent += 1;
     }
@@ -137,8 +182,8 @@ pub(crate) async fn drive(
         && let Some(ended) = open.join_next().await
     {
         match ended {
-            Ok((answer, took)) => seen.count(answer, took),
-            Err(error) => seen.count(Answer::Failed(error.to_string()), Duration::ZERO),
+            Ok((answer, took, part)) => seen.count(answer, took, part),
+            Err(error) => seen.count(Answer::Failed(error.to_string()), Duration::ZERO, 0),
         }
     }
     Load {
@@ -149,6 +194,7 @@ pub(crate) async fn drive(
         refused: seen.refused,
         failed: seen.failed(),
         milliseconds: seen.times.spread(),
+        p95_uncertainty: seen.p95_uncertainty(),
         percentiles: DRAWN
             .map(|percent| (percent, seen.times.percentile(percent)))
             .into(),
@@ -164,6 +210,8 @@ struct Seen {
     refused: u64,
     failures: BTreeMap<String, u64>,
     times: Times,
+    /// Those of each part.
+    parts: [Times; PARTS],
 }
 
 impl Seen {
@@ -177,9 +225,25 @@ impl Seen {
         late + self.refused + self.failed()
     }
 
-    fn count(&mut self, answer: Answer, took: Duration) {
+    /// Half of the confidence interval of p95, by those of the parts: requests of a part wait for
+    /// each other, those of different parts hardly (the method of batch means).
+    fn p95_uncertainty(&self) -> Option<f64> {
+        if self.parts.iter().any(|part| part.count() < LEAST_OF_PART) {
+            return None;
+        }
+        let p95s = self.parts.each_ref().map(|part| part.percentile(95.0));
+        let mean = p95s.iter().sum::<f64>() / PARTS as f64;
+        let squares: f64 = p95s.iter().map(|p95| (p95 - mean).powi(2)).sum();
+        let variance = squares / (PARTS - 1) as f64;
+        Some(STUDENT * (variance / PARTS as f64).sqrt())
+    }
+
+    fn count(&mut self, answer: Answer, took: Duration, part: usize) {
         match answer {
-            Answer::Ok => self.times.add(took),
+            Answer::Ok => {
+                self.times.add(took);
+                self.parts[part].add(took);
+            }
             Answer::Refused => self.refused += 1,
             Answer::Failed(why) => *self.failures.entry(why).or_default() += 1,
         }
@@ -189,6 +253,8 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+
+    use tokio::time::sleep_until;
 
     use super::*;
 
@@ -215,10 +281,43 @@ mod tests {
         }
     }
 
+    /// A load whose clock is tokio's.
+    async fn drive_paused(
+        target: Arc<dyn Target>,
+        images: usize,
+        schedule: Schedule,
+        deadline: Duration,
+    ) -> Load {
+        let (sender, due) = channel(MOST_OPEN);
+        let start = Instant::now();
+        tokio::spawn(async move {
+            for at in schedule.times() {
+                sleep_until(start + at).await;
+                if sender.send(start + at).await.is_err() {
+                    return;
+                }
+            }
+        });
+        drive_by(due, target, images, schedule, deadline).await
+    }
+
+    #[tokio::test]
+    async fn no_request_is_sent_early() {
+        let times = [0, 3, 3, 7].map(Duration::from_millis);
+        let mut due = clock(times.into_iter()).unwrap();
+        let mut sent = Vec::new();
+        while let Some(at) = due.recv().await {
+            assert!(Instant::now() >= at);
+            sent.push(at);
+        }
+        let after_first: Vec<Duration> = sent.iter().map(|at| *at - sent[0]).collect();
+        assert_eq!(after_first, times);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn percentiles_are_those_of_the_delays_within_two_percent() {
         let target = Arc::new(Delays(Mutex::new(Random::new(2))));
-        let load = drive(
+        let load = drive_paused(
             target,
             7,
             schedule(500.0, 400, false),
@@ -255,6 +354,13 @@ mod tests {
             );
         }
         assert!((mean - 100.0).abs() < 2.0, "{mean}");
+        // The standard error of a quantile q of n samples: sqrt(q (1 - q) / n) / density there.
+        let expected = 1.96 * 100.0 * (0.95 * 0.05 / 200_000.0_f64).sqrt() / 0.05;
+        let found = load.p95_uncertainty.unwrap();
+        assert!(
+            (0.4..2.0).contains(&(found / expected)),
+            "{found}: {expected}"
+        );
         let goodput = 500.0 * (1.0 - f64::exp(-2.0));
         assert!(
             (load.goodput / goodput - 1.0).abs() < 0.02,
@@ -280,7 +386,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn those_who_wait_while_a_server_stands_still_count() {
         let target = Arc::new(Stalls(tokio::sync::Mutex::new(0)));
-        let load = drive(
+        let load = drive_paused(
             target,
             1,
             schedule(50.0, 20, true),
@@ -308,7 +414,7 @@ mod tests {
                 ends_early: true,
                 ..schedule(200.0, 20, true)
             };
-            drive(
+            drive_paused(
                 Arc::new(Stalls(tokio::sync::Mutex::new(0))),
                 1,
                 schedule,
@@ -338,7 +444,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_no_row_is_counted_apart() {
-        let load = drive(
+        let load = drive_paused(
             Arc::new(Answers),
             4,
             schedule(100.0, 4, true),
@@ -351,5 +457,6 @@ mod tests {
         );
         assert_eq!(load.failures["500 model_failed"], 100);
         assert!((load.goodput - 50.0).abs() < 1e-9);
+        assert_eq!(load.p95_uncertainty, None, "20 answers a part");
     }
 }

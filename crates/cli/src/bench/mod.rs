@@ -339,10 +339,10 @@ fn server(
             // Warms up connections and caches.
             if !args.warm_up.is_zero() {
                 let warm = schedule(args.warm_up);
-                drive(Arc::clone(&target), count, warm, args.deadline).await;
+                drive(Arc::clone(&target), count, warm, args.deadline).await?;
             }
             let measured = schedule(args.duration);
-            let load = drive(Arc::clone(&target), count, measured, args.deadline).await;
+            let load = drive(Arc::clone(&target), count, measured, args.deadline).await?;
             if load.ok == 0 && load.refused == 0 {
                 let why = load
                     .failures

@@ -122,8 +122,18 @@ fn show_server(f: &mut fmt::Formatter<'_>, server: &ServerLoad) -> fmt::Result {
     writeln!(f, "{model} at {against}, {arrivals} arrivals, open loop")?;
     writeln!(
         f,
-        "\n{:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}",
-        "rate/s", "ok", "refused", "failed", "p50 ms", "p90", "p95", "p99", "p99.9", "goodput/s"
+        "\n{:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}",
+        "rate/s",
+        "ok",
+        "refused",
+        "failed",
+        "p50 ms",
+        "p90",
+        "p95",
+        "±",
+        "p99",
+        "p99.9",
+        "goodput/s"
     )?;
     for load in loads {
         let Load {
@@ -132,12 +142,17 @@ fn show_server(f: &mut fmt::Formatter<'_>, server: &ServerLoad) -> fmt::Result {
             refused,
             failed,
             milliseconds: times,
+            p95_uncertainty,
             goodput,
             ..
         } = load;
+        let uncertainty = match p95_uncertainty {
+            Some(uncertainty) => format!("{uncertainty:.1}"),
+            None => "-".to_owned(),
+        };
         writeln!(
             f,
-            "{rate:>8.1} {ok:>8} {refused:>8} {failed:>8} {:>8.1} {:>8.1} {:>8.1} {:>8.1} {:>8.1} {goodput:>9.1}",
+            "{rate:>8.1} {ok:>8} {refused:>8} {failed:>8} {:>8.1} {:>8.1} {:>8.1} {uncertainty:>8} {:>8.1} {:>8.1} {goodput:>9.1}",
             times.p50, times.p90, times.p95, times.p99, times.p999
         )?;
     }
@@ -149,7 +164,8 @@ fn show_server(f: &mut fmt::Formatter<'_>, server: &ServerLoad) -> fmt::Result {
     let deadline = loads.first().map_or(0.0, |load| load.deadline_milliseconds);
     writeln!(
         f,
-        "\ngoodput: rows within {deadline:.0} ms of when their request was due"
+        "\n±: of p95, with 95 % confidence; a longer --duration narrows it\n\
+         goodput: rows within {deadline:.0} ms of when their request was due"
     )
 }
 

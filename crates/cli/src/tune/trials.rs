@@ -204,7 +204,7 @@ impl Trials<'_> {
                 seed: requests.seed,
                 ends_early: true,
             };
-            Ok::<_, anyhow::Error>(drive(target, count, schedule, requests.p95).await)
+            Ok::<_, anyhow::Error>(drive(target, count, schedule, requests.p95).await?)
         })?;
         let all = load.ok > 0 && load.refused == 0 && load.failed == 0;
         let p95 = load.milliseconds.p95;
