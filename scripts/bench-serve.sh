@@ -47,11 +47,11 @@ load --clients 16 >"$run/saturated.json"
 saturated=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["answered"])' "$run/saturated.json")
 for round in $(seq "$rounds"); do
     echo "round $round, load of the machine $(cut -d ' ' -f 1-3 /proc/loadavg)" >&2
-    # What `trommel bench` says of a load, and what the next minute then has.
+    # What `trommel bench` says of a load, and what the same load then has. Queues near saturation need time.
     for times in 0.3 0.6 0.8; do
         "${on_client[@]}" "$trommel" bench "$images" --against "http://127.0.0.1:$port" --model "$name" --seed "$round" \
-            --rates "$(product "$saturated" "$times")" --duration "${seconds}s" --json >"$run/bench-$times-$round.json"
-        load --rate "$(product "$saturated" "$times")" >"$run/$times-$round.json"
+            --rates "$(product "$saturated" "$times")" --duration "$((3 * seconds))s" --json >"$run/bench-$times-$round.json"
+        load --rate "$(product "$saturated" "$times")" --seconds "$((3 * seconds))" >"$run/$times-$round.json"
     done
     for times in 0.02 0.5 0.9 0.95; do
         load --rate "$(product "$saturated" "$times")" >"$run/$times-$round.json"
