@@ -3,7 +3,8 @@
 # cores (CORES=2,3), the clients on two others (LOAD_CORES=0,1). One file a server in bench/compare/services, which says how
 # it is set up. Three rounds, all servers in each; then ViT-B/16 in INT8 next to Flask and PyTorch with 8 clients. Writes
 # bench/compare/services.json and the table in docs/benchmarks.md. Run scripts/compare.sh first, which installs the peers; PyTriton
-# gets an environment of its own, by TRITON_PYTHON (python3), as it wants an older NumPy. Takes 25 minutes. TROMMEL names
+# gets an environment of its own, by TRITON_PYTHON (python3), as it wants an older NumPy; it works with few patch releases
+# of Python, of 3.11 with 3.11.2 but not with 3.11.7. Takes 25 minutes. TROMMEL names
 # a binary that is built already.
 set -euo pipefail
 . "$(dirname "$0")/benchmark.bash"

@@ -84,7 +84,8 @@ def measure(name: str, work: Path, clients: int | None) -> dict:
         try:
             started = time.monotonic()
             wait(server, name, started)
-            load(work, form, clients=clients or 16)  # warm
+            if not load(work, form, clients=clients or 16)["answered"]:  # it also warms up
+                sys.exit(f"{name} gave no image a label; see {work / 'service.log'}")
             if clients:
                 return {"clients": clients, "saturated": load(work, form, clients=clients)["answered"]}
             saturated = load(work, form, clients=16)["answered"]
