@@ -22,7 +22,7 @@ use crate::plan::Random;
 /// Most open requests; further ones are sent late, and counted from when they were due.
 const MOST_OPEN: usize = 8192;
 
-/// Parts of a load in time, for the uncertainty of its percentiles.
+/// Consecutive parts of a load's requests, for the uncertainty of its percentiles.
 const PARTS: usize = 10;
 /// The 97.5th percentile of Student's distribution with a degree of freedom less than that.
 const STUDENT: f64 = 2.262;
@@ -122,8 +122,9 @@ pub(crate) async fn drive(
     schedule: Schedule,
     deadline: Duration,
 ) -> io::Result<Load> {
+    let total = schedule.times().count(); // before the clock starts
     let due = clock(schedule.times())?;
-    Ok(drive_by(due, target, images, schedule, deadline).await)
+    Ok(drive_by(due, total, target, images, schedule, deadline).await)
 }
 
 /// Sends each moment from now when it has come. On a thread, because the runtime's timers are
@@ -146,9 +147,10 @@ fn clock(times: impl Iterator<Item = Duration> + Send + 'static) -> io::Result<R
     Ok(receiver)
 }
 
-/// Sends a request at each moment that `due` gives.
+/// Sends a request at each moment that `due` gives, `total` in all.
 async fn drive_by(
     mut due: Receiver<Instant>,
+    total: usize,
     target: Arc<dyn Target>,
     images: usize,
     schedule: Schedule,
@@ -156,7 +158,6 @@ async fn drive_by(
 ) -> Load {
     let room = Arc::new(Semaphore::new(MOST_OPEN));
     let (mut open, mut seen) = (JoinSet::new(), Seen::default());
-    let total = schedule.times().count();
     let most_missed = match schedule.ends_early {
         true => total as u64 / 20,
         false => u64::MAX,
@@ -289,7 +290,7 @@ mod tests {
         deadline: Duration,
     ) -> Load {
         let (sender, due) = channel(MOST_OPEN);
-        let start = Instant::now();
+        let (start, total) = (Instant::now(), schedule.times().count());
         tokio::spawn(async move {
             for at in schedule.times() {
                 sleep_until(start + at).await;
@@ -298,7 +299,7 @@ mod tests {
                 }
             }
         });
-        drive_by(due, target, images, schedule, deadline).await
+        drive_by(due, total, target, images, schedule, deadline).await
     }
 
     #[tokio::test]
