@@ -137,6 +137,19 @@ fn killing_the_broker_loses_nothing_and_doubles_nothing() {
     assert_complete(&server.path("photos", "rows"));
 }
 
+/// Each kill loses all tensors; their images are queued again.
+#[test]
+fn killing_a_broker_that_keeps_tensors_in_memory_loses_nothing_and_doubles_nothing() {
+    let (mut random, folder, server) = (seeded(), Folder::with_digits(IMAGES), S3Server::start());
+    upload(&folder, &server);
+    let cluster = Cluster::new().s3(&server);
+    let mut cluster = slow(cluster.env("TROMMEL_BROKER__TENSORS_IN_MEMORY", "true"));
+    let waiting = submit(&cluster, BUCKET, "s3://photos/rows/", "volatile");
+    kill_broker(&mut cluster, &server, &mut random, "volatile");
+    assert_ends_well(&cluster, "volatile", waiting);
+    assert_complete(&server.path("photos", "rows"));
+}
+
 /// Waits until the condition holds, or fails with the log of this worker.
 #[track_caller]
 fn until(is_so: impl Fn() -> bool, cluster: &Cluster, worker: usize) {

@@ -132,9 +132,9 @@ async fn a_user_without_an_inbox_is_refused_at_start() {
     denied(async { connected }, "subscribe to _INBOX.>").await;
 }
 
-fn account(max_store: &str) -> String {
+fn account(limit: &str) -> String {
     format!(
-        "accounts {{ A {{ jetstream {{ max_store: {max_store} }}, users: [ {{ user: a, password: a }} ] }} }}\n\
+        "accounts {{ A {{ jetstream {{ {limit} }}, users: [ {{ user: a, password: a }} ] }} }}\n\
          no_auth_user: a\n"
     )
 }
@@ -151,7 +151,7 @@ fn small(server: &NatsServer) -> BrokerConfig {
 /// R28: an account limit became failed rows, or ended the worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_account_without_room_is_refused_at_start() {
-    let (server, _file) = configured(&account("250KB"));
+    let (server, _file) = configured(&account("max_store: 250KB"));
     let broker = Broker::connect(&small(&server), "test").await.unwrap();
     let error = broker.ensure_streams().await.unwrap_err();
     assert_eq!(error.kind(), QueueErrorKind::AccountLimit, "{error}");
@@ -159,8 +159,29 @@ async fn an_account_without_room_is_refused_at_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensors_in_memory_need_room_there() {
+    let (server, _file) = configured(&account("max_mem: 50KB, max_store: 1MB"));
+    let config = BrokerConfig {
+        tensors_in_memory: true,
+        ..small(&server)
+    };
+    let broker = Broker::connect(&config, "test").await.unwrap();
+    let error = broker.ensure_streams().await.unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::AccountLimit, "{error}");
+    assert!(error.to_string().contains("`max_mem`"), "{error}");
+
+    // Nor does a worker use a stream in files instead.
+    let broker = Broker::connect(&small(&server), "test").await.unwrap();
+    broker.ensure_streams().await.unwrap();
+    let broker = Broker::connect(&config, "test").await.unwrap();
+    let error = broker.ensure_streams().await.unwrap_err();
+    assert_eq!(error.kind(), QueueErrorKind::Misconfigured, "{error}");
+    assert!(error.to_string().contains("not Memory"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_account_makes_publishers_wait() {
-    let (server, _file) = configured(&account("1MB"));
+    let (server, _file) = configured(&account("max_store: 1MB"));
     let broker = Broker::connect(&small(&server), "test").await.unwrap();
     broker.ensure_streams().await.unwrap();
     let queue = Arc::new(queue(&broker, 30 * SECOND).await);

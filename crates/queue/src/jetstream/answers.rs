@@ -71,7 +71,8 @@ impl Refusal {
             10122 => "raise the account's `max_bytes` of one stream, or lower the broker limits",
             _ => {
                 "raise the account's `max_file` (JetStream storage) or the server's \
-                 `max_file_store`, lower the broker limits of the streams, or remove streams"
+                 `max_file_store`, or `max_mem` and `max_memory_store` for tensors in memory; lower \
+                 the broker limits of the streams, or remove streams"
             }
         };
         QueueError::new(

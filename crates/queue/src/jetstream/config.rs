@@ -34,6 +34,10 @@ pub struct BrokerConfig {
     pub tasks_max_messages: u64,
     /// Bytes of tensors waiting for infer, across all models. Default: 2 GiB.
     pub tensors_max_bytes: u64,
+    /// Whether tensors are kept in the broker's memory and not in files, which takes less of its
+    /// processor. A broker that restarts has lost them; their images are then queued again. Default:
+    /// no.
+    pub tensors_in_memory: bool,
     /// Bytes of results waiting for sink, across all jobs. Default: 1 GiB.
     pub results_max_bytes: u64,
     /// Bytes of dead letters kept; the oldest are dropped first. Default: 256 MiB.
@@ -68,6 +72,7 @@ impl Default for BrokerConfig {
             replicas: 1,
             tasks_max_messages: 10_000,
             tensors_max_bytes: 2 << 30,
+            tensors_in_memory: false,
             results_max_bytes: 1 << 30,
             dead_max_bytes: 256 << 20,
             dead_max_age: Duration::from_secs(7 * 24 * 3600),

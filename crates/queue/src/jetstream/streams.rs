@@ -44,6 +44,10 @@ fn config_of(stream: Stream, config: &BrokerConfig) -> stream::Config {
         Stream::Tensors => stream::Config {
             max_bytes: limit(config.tensors_max_bytes),
             num_replicas: 1,
+            storage: match config.tensors_in_memory {
+                true => StorageType::Memory,
+                false => StorageType::File,
+            },
             ..wanted
         },
         Stream::Results => stream::Config {
