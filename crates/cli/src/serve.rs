@@ -216,7 +216,7 @@ fn open(
             opened.model.check(&Wanted::from(rows))?;
         }
         let name = Arc::clone(opened.model.name());
-        let live = config.serve.live_options();
+        let live = config.serve.live_options_alone(&config.infer);
         let engine = start_engine(opened.model, &config.infer, live)?;
         models.push(LiveModel {
             name,

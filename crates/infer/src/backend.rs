@@ -24,6 +24,12 @@ pub(crate) trait Backend: Send {
     /// If the batch failed as a whole, so that nothing is known about any image.
     fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError>;
 
+    /// Classifies an image while nothing else is computed; `None` if there is no faster way than
+    /// [`Backend::run`], or it fails.
+    fn run_lone(&mut self, _image: &Image) -> Option<Scores> {
+        None
+    }
+
     /// Number of images computed for `images`, including padding.
     fn computed(&self, images: usize) -> usize {
         images
@@ -56,6 +62,10 @@ pub(crate) trait Backend: Send {
 impl Backend for Box<dyn Backend> {
     fn run(&mut self, images: &[Image]) -> Result<Vec<Result<Scores, InferError>>, InferError> {
         (**self).run(images)
+    }
+
+    fn run_lone(&mut self, image: &Image) -> Option<Scores> {
+        (**self).run_lone(image)
     }
 
     fn computed(&self, images: usize) -> usize {

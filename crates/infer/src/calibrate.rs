@@ -85,7 +85,7 @@ impl Model {
         (0..instances)
             .map(|number| match self.devices().first().is_gpu() {
                 true => self.classifier().measured_backend(number, largest, None),
-                false => self.backend(number, largest),
+                false => self.backend(number, largest, None),
             })
             .collect()
     }

@@ -40,6 +40,11 @@ pub struct LiveOptions {
     /// Longest time that a batch may occupy the device while live images arrive, judging by past
     /// batches; single images are always run. Default: 30 ms.
     pub hold: Duration,
+    /// Threads for a live image that finds the engine idle, on the CPU. If there are more than a
+    /// session has, they are those of an additional session. Default: 1.
+    pub lone_threads: usize,
+    /// Least time that an image must take a session for the additional one to be opened. Default: 0.
+    pub lone_min_time: Duration,
 }
 
 impl Default for LiveOptions {
@@ -47,6 +52,8 @@ impl Default for LiveOptions {
         Self {
             max_wait: Duration::from_millis(5),
             hold: Duration::from_millis(30),
+            lone_threads: 1,
+            lone_min_time: Duration::ZERO,
         }
     }
 }
@@ -133,12 +140,13 @@ impl Engine {
             (learning, largest.max(max_batch))
         });
         let largest = learning.as_ref().map_or(max_batch, |(_, largest)| *largest);
+        let lone = model.lone_session(options.live)?;
         let instances = Instances::start(model.name(), options, learning, move |number| {
             let options = &started.classifier().options;
             if options.pin_threads {
                 pin_thread(number, options.intra_threads)?;
             }
-            started.backend(number, largest)
+            started.backend(number, largest, lone.clone())
         })?;
         Ok(Self {
             work: Work::Sessions { model, instances },

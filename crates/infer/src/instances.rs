@@ -106,6 +106,8 @@ struct NextBatch {
     jobs: Vec<Job>,
     /// Whether it was ready before the instance asked.
     was_waiting: bool,
+    /// Whether it is a single live image, and nothing else waits or is computed.
+    is_lone: bool,
 }
 
 impl Instances {
@@ -363,14 +365,22 @@ impl Shared {
                     .unwrap_or_else(PoisonError::into_inner),
             };
         };
+        let nothing_waits = state.lanes.due().is_none();
         drop(state);
         let (lane, jobs) = batch?;
         self.room[lane as usize].add_permits(jobs.len());
+        let is_single = lane == Lane::Live && jobs.len() == 1;
         Some(NextBatch {
             lane,
             jobs,
             was_waiting,
+            is_lone: is_single && nothing_waits && self.is_idle(),
         })
+    }
+
+    /// Whether no instance is computing.
+    fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| lock(slot).running.is_none())
     }
 
     fn drain(&self) {

@@ -7,13 +7,16 @@ use crate::backend::Backend;
 use crate::classifier::{Classifier, Heads};
 use crate::config::ModelConfig;
 use crate::graph::Graph;
+use crate::host::LoneSession;
 use crate::onnx_file::OnnxFile;
 use crate::sessions::{Opened, describe, open_session};
 use crate::signature::{Embedding, Signature};
 use crate::tensor_info::TensorInfo;
 use crate::towers::{IMAGE_OUTPUTS, has_class_token, image_file, text_files};
 use crate::version::{check_folder, version_of};
-use crate::{Devices, InferError, ModelInfo, ModelOptions, Runtime, Wanted};
+use crate::{
+    Devices, InferError, InferErrorKind, LiveOptions, ModelInfo, ModelOptions, Runtime, Wanted,
+};
 
 /// A checked image classifier with everything needed to run it. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -206,8 +209,35 @@ impl Model {
         &self.inner.classifier
     }
 
+    /// What all backends share for single images, if these may have more threads than a session.
+    ///
+    /// # Errors
+    /// [`Settings`](crate::InferErrorKind::Settings) if the model is not run by sessions on the CPU
+    /// alone.
+    pub(crate) fn lone_session(
+        &self,
+        options: LiveOptions,
+    ) -> Result<Option<Arc<LoneSession>>, InferError> {
+        let (model, threads) = (self.classifier(), options.lone_threads);
+        if threads <= model.options.intra_threads {
+            return Ok(None);
+        }
+        if model.options.is_fused() {
+            return Err(InferError::new(
+                InferErrorKind::Settings,
+                format_args!(
+                    "model {}: {threads} threads for a single request are for models on the CPU that \
+                     are not fused; set serve.lone-threads to 1",
+                    model.name
+                ),
+            ));
+        }
+        let lone = LoneSession::new(threads, options.lone_min_time, self.bytes());
+        Ok(Some(Arc::new(lone)))
+    }
+
     /// The backend for batches of up to `max_batch` images as instance `number`. The first one uses
-    /// the session that the model was opened with.
+    /// the session that the model was opened with; all share `lone`.
     ///
     /// # Errors
     /// If a session cannot be opened.
@@ -215,6 +245,7 @@ impl Model {
         &self,
         number: usize,
         max_batch: usize,
+        lone: Option<Arc<LoneSession>>,
     ) -> Result<Box<dyn Backend>, InferError> {
         let session = &self.inner.session;
         let first = (number == 0)
@@ -225,7 +256,7 @@ impl Model {
                     .take()
             })
             .flatten();
-        self.classifier().backend(first, number, max_batch)
+        self.classifier().backend(first, number, max_batch, lone)
     }
 
     /// Everything there is to tell about it.

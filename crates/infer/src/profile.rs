@@ -87,7 +87,7 @@ impl Model {
     /// If a session cannot be opened, or the model cannot run the batch.
     pub fn rate(&self, batch: usize, time: Duration) -> Result<BatchRate, InferError> {
         let batch = self.classifier().computed(batch);
-        let mut backend = self.backend(0, batch)?;
+        let mut backend = self.backend(0, batch, None)?;
         backend.blank(batch)?;
         let (start, mut took) = (Instant::now(), Vec::new());
         while took.len() < MIN_RUNS || start.elapsed() < time {

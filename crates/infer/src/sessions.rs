@@ -16,7 +16,7 @@ use crate::classifier::Classifier;
 use crate::device::GpuOptions;
 use crate::error::{is_device_lost, is_out_of_memory, reason};
 use crate::graph::Graph;
-use crate::host::HostBackend;
+use crate::host::{HostBackend, LoneSession};
 use crate::metrics::gpu_name;
 use crate::onnx_file::hex;
 use crate::signature::{Layout, OutputType};
@@ -68,7 +68,7 @@ impl Opened {
 
 impl Classifier {
     /// The backend for batches of up to `max_batch` images as instance `number`, on the next device
-    /// in turn, with the session `opened` if given.
+    /// in turn, with the session `opened` if given, and `lone` for single images.
     ///
     /// # Errors
     /// If a session cannot be opened.
@@ -77,6 +77,7 @@ impl Classifier {
         opened: Option<Opened>,
         number: usize,
         max_batch: usize,
+        lone: Option<Arc<LoneSession>>,
     ) -> Result<Box<dyn Backend>, InferError> {
         let opened = opened.map_or_else(|| self.open(number, None, true), Ok)?;
         let model = Arc::clone(self);
@@ -92,7 +93,7 @@ impl Classifier {
                     model, sessions, reopen, number, max_batch,
                 )?)
             }
-            false => Box::new(HostBackend::new(model, opened.session)?),
+            false => Box::new(HostBackend::new(model, opened.session, lone)?),
         })
     }
 
@@ -107,7 +108,21 @@ impl Classifier {
         max_batch: usize,
         profile: Option<&Path>,
     ) -> Result<Box<dyn Backend>, InferError> {
-        self.backend(Some(self.open(number, profile, false)?), number, max_batch)
+        let opened = self.open(number, profile, false)?;
+        self.backend(Some(opened), number, max_batch, None)
+    }
+
+    /// A session on the CPU of this many threads, for single images.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open_lone(&self, threads: usize) -> Result<Session, InferError> {
+        let refused = |error: ort::Error| refused(self.graph.path(), Device::Cpu, &error);
+        // Waking a thread takes longer than most of the model's nodes, so they spin during a run.
+        let builder = with_threads(&self.runtime, threads, true)
+            .and_then(|it| Ok(it.with_config_entry("session.force_spinning_stop", "1")?))
+            .map_err(refused)?;
+        self.graph.commit(builder).map_err(refused)
     }
 
     /// A session of the model, as instance `number`; a GPU records its work if `graphs` are
@@ -265,12 +280,8 @@ fn configure(
     number: usize,
     profile: Option<&Path>,
 ) -> ort::Result<SessionBuilder> {
-    let mut builder = Session::builder(runtime.environment())?
-        .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_parallel_execution(false)?
-        .with_intra_threads(options.intra_threads)?
-        // Threads that spin between batches would take the cores from decoding.
-        .with_intra_op_spinning(false)?;
+    // Threads that spin between batches would take the cores from decoding.
+    let mut builder = with_threads(runtime, options.intra_threads, false)?;
     if options.pin_threads
         && let Some(cores) = affinity::of_inner_threads(number, options.intra_threads)
     {
@@ -280,6 +291,15 @@ fn configure(
         Some(prefix) => Ok(builder.with_profiling(prefix)?),
         None => Ok(builder),
     }
+}
+
+/// A session on this many threads, which `spin` while they wait for work.
+fn with_threads(runtime: &Runtime, threads: usize, spin: bool) -> ort::Result<SessionBuilder> {
+    Ok(Session::builder(runtime.environment())?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_parallel_execution(false)?
+        .with_intra_threads(threads)?
+        .with_intra_op_spinning(spin)?)
 }
 
 fn refused(path: &Path, device: Device, error: &ort::Error) -> InferError {

@@ -10,7 +10,9 @@ use common::{
     MODELS, SHAPE, all, as_it_is, assert_close, classify_all, engine, folder, image, logits,
     normalised, open, open_with, options,
 };
-use trommel_infer::{Capacity, Engine, InferErrorKind, ModelOptions, Wanted};
+use trommel_infer::{
+    Capacity, Engine, EngineOptions, InferErrorKind, LiveOptions, ModelOptions, Wanted,
+};
 use trommel_types::{Lane, Scores};
 
 fn raw(answer: &Result<Scores, trommel_infer::InferError>) -> &[f32] {
@@ -47,6 +49,27 @@ async fn the_top_is_in_order_with_labels_and_adds_up() {
     }
     assert!(scores.top.is_sorted_by(|a, b| a.score >= b.score));
     assert!((scores.top.iter().map(|top| top.score).sum::<f32>() - 1.0).abs() < 1e-5);
+}
+
+#[tokio::test]
+async fn a_lone_image_has_the_same_logits_with_more_threads() {
+    for (name, ..) in MODELS {
+        let live = LiveOptions {
+            lone_threads: 2,
+            ..LiveOptions::default()
+        };
+        let options = EngineOptions {
+            live,
+            ..options(2, 4)
+        };
+        let engine = Engine::start(open(name).unwrap(), options).unwrap();
+        for number in 0..4 {
+            let lone = engine.classify(image(number), Lane::Live, &all());
+            let (lone, ()) = tokio::join!(lone, async { engine.flush_lane(Lane::Live) });
+            let others = classify_all(&engine, [image(number)], &all()).await;
+            assert_close(raw(&lone), raw(&others[0]), 1e-6);
+        }
+    }
 }
 
 #[tokio::test]

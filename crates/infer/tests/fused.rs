@@ -217,3 +217,13 @@ async fn rows_larger_than_the_engine_was_opened_for_are_refused() {
     let error = refused[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), InferErrorKind::Settings);
 }
+
+#[test]
+fn a_lone_image_has_no_threads_of_its_own() {
+    let model = open_with(&folder("nchw_f32"), &fused(1)).unwrap();
+    let mut options = options(1, 4);
+    options.live.lone_threads = 2;
+    let error = Engine::start(model, options).unwrap_err();
+    assert_eq!(error.kind(), InferErrorKind::Settings);
+    assert!(error.to_string().contains("serve.lone-threads"), "{error}");
+}

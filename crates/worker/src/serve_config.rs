@@ -6,10 +6,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use trommel_infer::LiveOptions;
 
-use crate::Allowed;
+use crate::config::cores;
+use crate::{Allowed, InferConfig};
 
 /// Share of the budget for which a batch may occupy the device while requests arrive.
 const SHARE_OF_BATCH: u32 = 4;
+
+/// Least time of an image in one session for which `trommel serve` uses all cores: with a faster
+/// model, waiting for a core that decodes takes longer than the others save.
+const LONE_MIN_TIME: Duration = Duration::from_millis(10);
 
 /// Answering requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,6 +33,11 @@ pub struct ServeConfig {
     /// Default: `5ms`.
     #[serde(with = "humantime_serde")]
     pub max_wait: Duration,
+    /// Threads of `trommel serve` for a request that finds its model idle, on the CPU. If more than
+    /// `infer.intra-threads`, they are those of an additional session, for which `infer.memory-budget`
+    /// does not count. Default: all cores if one session takes at least 10 ms for an image and there is
+    /// memory for another, unless `infer.memory-budget` is set or `infer.fused` is true; otherwise 1.
+    pub lone_threads: Option<NonZeroUsize>,
     /// Requests for one model that are processed or waiting; further ones are refused. Fewer are
     /// admitted if they would take longer than `slo`. Default: 256.
     pub queue: NonZeroUsize,
@@ -77,6 +87,7 @@ impl Default for ServeConfig {
             nats: false,
             slo: Duration::from_millis(120),
             max_wait: Duration::from_millis(5),
+            lone_threads: None,
             queue: number(256),
             infer_timeout: Duration::from_secs(2),
             max_body: number(64 << 20),
@@ -96,11 +107,26 @@ impl Default for ServeConfig {
 }
 
 impl ServeConfig {
-    /// How engines treat live work.
-    pub fn live_options(&self) -> LiveOptions {
+    /// How the engines of `trommel serve` treat live work.
+    pub fn live_options_alone(&self, infer: &InferConfig) -> LiveOptions {
+        let (threads, min_time) = match self.lone_threads {
+            Some(threads) => (threads.get(), Duration::ZERO),
+            None if infer.may_have_lone_session() => (cores(), LONE_MIN_TIME),
+            None => (1, Duration::ZERO),
+        };
+        LiveOptions {
+            lone_threads: threads,
+            lone_min_time: min_time,
+            ..self.live_options()
+        }
+    }
+
+    /// How the engines of infer workers treat live work, which only some of them have.
+    pub(crate) fn live_options(&self) -> LiveOptions {
         LiveOptions {
             max_wait: self.max_wait,
             hold: self.slo / SHARE_OF_BATCH,
+            ..LiveOptions::default()
         }
     }
 

@@ -179,7 +179,7 @@ impl Trials<'_> {
         settings.set(&mut config);
         let opened = self.open(&config)?;
         let options = EngineOptions {
-            live: config.serve.live_options(),
+            live: config.serve.live_options_alone(&config.infer),
             ..engine_options(&opened.model, &config.infer)?
         };
         let name = Arc::clone(opened.model.name());

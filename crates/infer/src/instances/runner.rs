@@ -174,8 +174,14 @@ fn run_batch(
     seat: Seat,
     metrics: &InstanceMetrics,
     backend: &mut impl Backend,
-    NextBatch { lane, jobs, .. }: NextBatch,
+    next: NextBatch,
 ) -> Result<Option<Instant>, InferError> {
+    let NextBatch {
+        lane,
+        jobs,
+        is_lone,
+        ..
+    } = next;
     let batch: Vec<Image> = jobs.iter().map(|job| job.image.clone()).collect();
     let (span, start) = (batch_span(&jobs), Instant::now());
     if lane == Lane::Live {
@@ -183,7 +189,12 @@ fn run_batch(
         waits.for_each(|wait| metrics.live_wait(wait));
     }
     shared.begin(seat, jobs);
-    let outcomes = span.in_scope(|| compute(shared, backend, &batch));
+    let (outcomes, ran_lone) = span.in_scope(|| match &*batch {
+        [image] if is_lone && let Some(scores) = backend.run_lone(image) => {
+            (vec![Ok(scores)], true)
+        }
+        batch => (compute(shared, backend, batch), false),
+    });
     let Some(jobs) = shared.end(seat) else {
         return Ok(None);
     };
@@ -194,8 +205,11 @@ fn run_batch(
     if lane == Lane::Live {
         metrics.live_batch(images, places, end - start);
     }
-    let whole = outcomes.iter().all(Result::is_ok);
-    shared.took(images, end - start, whole);
+    // Batches have fewer threads.
+    if !ran_lone {
+        let whole = outcomes.iter().all(Result::is_ok);
+        shared.took(images, end - start, whole);
+    }
     answer(jobs, outcomes)?;
     Ok(Some(end))
 }

@@ -12,6 +12,8 @@ use super::*;
 use crate::LiveOptions;
 use crate::wanted::Resolved;
 
+mod live;
+
 const LONG: Duration = Duration::from_secs(60);
 
 /// Images of one byte that mean trouble; any other byte is its image's score.
@@ -24,6 +26,8 @@ const HANGS: u8 = 252;
 #[derive(Clone, Default)]
 struct Fake {
     batches: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// Images that were run as lone ones, if there is a way for them.
+    lone: Option<Arc<Mutex<Vec<u8>>>>,
     gate: Option<Arc<Gate>>,
     /// What images that hang wait for.
     hang: Arc<Gate>,
@@ -83,6 +87,12 @@ impl Backend for Fake {
             }
         }
         Ok(images.into_iter().map(|image| Ok(scores(image))).collect())
+    }
+
+    fn run_lone(&mut self, image: &Image) -> Option<Scores> {
+        let image = image.pixels[0];
+        self.lone.as_ref()?.lock().unwrap().push(image);
+        (image != FAILS).then(|| scores(image))
     }
 
     fn computed(&self, images: usize) -> usize {
@@ -540,58 +550,6 @@ async fn urgent_images_go_before_those_that_came_first() {
     gate.open();
     assert_eq!(kinds(answers).await, [None; 6]);
     assert_eq!(*fake.batches.lock().unwrap(), [[1, 2], [5, 6], [3, 4]]);
-}
-
-/// Runs 12 images of a job, of which the first batch is held until an image of `lane` has come, in batches
-/// of 4. A batch of more than one image takes longer than it may while live work comes.
-async fn beside(lane: Lane, fixed: Option<usize>) -> Vec<Vec<u8>> {
-    let gate = Arc::new(Gate::default());
-    let fake = Fake {
-        gate: Some(Arc::clone(&gate)),
-        fixed,
-        ..Fake::default()
-    };
-    let options = EngineOptions {
-        live: LiveOptions {
-            max_wait: LONG,
-            hold: Duration::ZERO,
-        },
-        ..options(1, 4, LONG)
-    };
-    let instances = start(&fake, options);
-    let mut answers = classify_all(&instances, &[1, 2, 3, 4]);
-    wait_until(|| fake.batches.lock().unwrap().len() == 1);
-    answers.extend(classify_all(&instances, &[5, 6, 7, 8, 9, 10, 11, 12]));
-    let mut other = classify_in(&instances, 100, lane);
-    assert!(is_pending(&mut other));
-    answers.push(other);
-    instances.shared().flush_lane(lane);
-    gate.open();
-    assert_eq!(kinds(answers).await, [None; 13]);
-    let batches = fake.batches.lock().unwrap();
-    batches.clone()
-}
-
-#[tokio::test]
-async fn live_images_go_first_and_batches_of_jobs_are_small_while_they_come() {
-    let batches = beside(Lane::Live, None).await;
-    assert_eq!(batches[..2], [vec![1, 2, 3, 4], vec![100]]);
-    let singly: Vec<_> = (5..=12).map(|image| vec![image]).collect();
-    assert_eq!(batches[2..], singly);
-}
-
-#[tokio::test]
-async fn without_live_images_jobs_have_the_device_for_themselves() {
-    let batches = beside(Lane::High, None).await;
-    let jobs = [vec![5, 6, 7, 8], vec![9, 10, 11, 12]];
-    assert_eq!(batches[..2], [vec![1, 2, 3, 4], vec![100]]);
-    assert_eq!(batches[2..], jobs);
-}
-
-#[tokio::test]
-async fn a_batch_that_takes_as_long_with_fewer_images_is_not_cut() {
-    let batches = beside(Lane::Live, Some(4)).await;
-    assert_eq!(batches[2..], [vec![5, 6, 7, 8], vec![9, 10, 11, 12]]);
 }
 
 #[test]

@@ -135,6 +135,11 @@ impl InferConfig {
         Devices::parse(&self.device).unwrap_or_else(|_| Device::Cpu.into())
     }
 
+    /// Whether there may be one more session on the CPU than there are instances.
+    pub(crate) fn may_have_lone_session(&self) -> bool {
+        !self.fused.unwrap_or_else(|| self.is_gpu()) && self.memory_budget.is_none()
+    }
+
     fn is_gpu(&self) -> bool {
         self.devices().first().is_gpu()
     }
