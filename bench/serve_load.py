@@ -2,7 +2,8 @@
 
 Requests come at random times (Poisson), each counted from the moment at which it was due: a server that
 falls behind shows it, as no request waits for the answer of another. With --rate 0 as many clients as
---clients ask without a pause (closed loop), which tells the rate at saturation.
+--clients ask without a pause (closed loop), which tells the rate at saturation; one that is refused
+waits for the seconds that the server says.
 """
 
 import argparse
@@ -62,7 +63,7 @@ async def ask(free, host, port, request):
         writer.close()
     else:
         free.append((reader, writer))
-    return int(lines[0].split(" ")[1])
+    return int(lines[0].split(" ")[1]), float(fields.get("retry-after", 0))
 
 
 def percentile(sorted_times, share):
@@ -90,16 +91,17 @@ async def load(args):
     async def one(due):
         late = time.perf_counter() - due
         try:
-            status = await ask(free, args.host, args.port, random.choice(requests))
+            status, retry_after = await ask(free, args.host, args.port, random.choice(requests))
         except (OSError, asyncio.IncompleteReadError):
-            status = 0
+            status, retry_after = 0, 0.0
         if due >= warm:
             samples.append(Sample(due, late, time.perf_counter(), status))
+        return retry_after
 
     if args.rate == 0:
         async def client():
             while (due := time.perf_counter()) < end:
-                await one(due)
+                await asyncio.sleep(await one(due))
 
         await asyncio.gather(*(client() for _ in range(args.clients)))
     else:
