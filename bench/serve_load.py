@@ -44,6 +44,8 @@ def request(args, image):
 
 
 async def ask(free, host, port, request):
+    while free and free[-1][0].at_eof():  # the server has closed a connection that was idle for long
+        free.pop()[1].close()
     reader, writer = free.pop() if free else await asyncio.open_connection(host, port)
     try:
         writer.write(request)
