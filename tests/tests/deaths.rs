@@ -65,7 +65,7 @@ fn an_image_at_which_the_process_dies_again_and_again_ends_as_a_failed_row() {
         }
         deaths += 1;
         assert_eq!(records(&cache), 1);
-        assert!(deaths <= 3, "it is tried for ever");
+        assert!(deaths <= 3, "it is tried forever");
     };
     assert!(ended.success(), "{ended}");
     assert_eq!(deaths, 3);
